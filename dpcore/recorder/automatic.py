@@ -1,14 +1,14 @@
-"""``DPCORE_TRACE=run.json``: a trace of a whole run, for scripts that nobody edits.
+"""``DPCORE_TRACE=run.json``: a trace of a whole run, without a change to the script.
 
-It records what ``dpcore.trace`` does, of the first communicator that the program makes, from then
-until ``finalize()`` or the end of the program: by itself, by an uncaught exception, by
-``sys.exit``, or by the SIGTERM that a launcher sends to the ranks that are left when one has
-failed. After ``finalize()`` the next ``init()`` begins the next file (``run.2.json``).
+It records the same events as ``dpcore.trace``, for the first communicator that the program makes.
+It ends with ``finalize()`` or with the program: a normal exit, an uncaught exception,
+``sys.exit``, or the SIGTERM that a launcher sends to the remaining ranks when one has failed.
+After ``finalize()`` the next ``init()`` begins the next file (``run.2.json``).
 
-Ranks end at different times, and some because something is wrong, so at the end nobody may wait for
-anybody. Each rank that ends adds itself to the file (joining.py); the last one completes it. A rank
-that is killed by SIGKILL is missing in it. A ``with dpcore.trace(...)`` of the program goes first:
-it ends this recording.
+Ranks end at different times, and some end because of an error, so no rank waits for another at the
+end. Each adds its events to the file as it ends (joining.py); the last one completes it. A rank
+that is killed by SIGKILL is missing from it. If the program itself uses ``dpcore.trace``, that
+trace replaces this recording.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ _VARIABLE = "DPCORE_TRACE"
 _CAPACITY = 65536  # as dpcore.trace()
 
 _of_process: dict[str, int] = {}  # "begun": how many recordings
-_of_thread = threading.local()  # the same, of a rank that is a thread
+_of_thread = threading.local()  # the same, for a rank that is a thread
 _running: list[Automatic] = []
 _is_installed = _has_warned = False
 
 
 class Automatic(Trace):
-    """A recording that ends when the program does, or gives way to one of its own."""
+    """A recording that lasts until the program ends or starts a ``dpcore.trace`` of its own."""
 
     def __init__(self, comm: Communicator, job: str, began_ns: int, target: Path) -> None:
         super().__init__(None, comm, _CAPACITY)
@@ -98,8 +98,8 @@ class Automatic(Trace):
 
 
 def begin(comm: Communicator, job: str, began_ns: int) -> None:
-    """Called with every new communicator but those of ``split``: records the first. ``job`` is
-    the name that its ranks have met under, and ``began_ns`` a time before they had met."""
+    """Records the first communicator. Called for each new one, except those made by ``split``.
+    ``job`` is the rendezvous name of its ranks, and ``began_ns`` a time before their rendezvous."""
     _be_called_at_the_end()
     begun = vars(_of_thread) if comm.transport == "inproc" else _of_process
     other = _recording.get(_key_of(comm))
@@ -126,7 +126,7 @@ def begin(comm: Communicator, job: str, began_ns: int) -> None:
 
 
 def _target(number: int) -> Path:
-    """The file of the n-th recording. Raises what is wrong with the variable."""
+    """The file of the n-th recording. Raises if the variable names no file that can be written."""
     text = os.environ.get(_VARIABLE, "")
     path = Path(text).absolute()
     if not path.parent.is_dir():
@@ -158,8 +158,8 @@ def _warn_once(text: str) -> None:
 
 
 def _be_called_at_the_end() -> None:
-    """By ``finalize``, by the interpreter, and in processes of multiprocessing, which end without
-    asking it. Once per process and its forked children."""
+    """Registers the end of recordings with ``finalize``, with the interpreter, and with
+    multiprocessing, since its processes skip ``atexit``. Once per process and forked child."""
     global _is_installed
     multiprocessing.util.Finalize(None, _end_all, exitpriority=0)
     if _is_installed:
@@ -172,7 +172,7 @@ def _be_called_at_the_end() -> None:
 
 
 def _end_with(comm: Communicator) -> None:
-    """Ends the recording of the communicator that ``finalize`` closes."""
+    """Ends the recording of a communicator before ``finalize`` closes it."""
     recording = _recording.get(_key_of(comm))
     if isinstance(recording, Automatic):
         recording.end(_problem())
@@ -198,7 +198,7 @@ def _end_by_signal(number: int, _frame: FrameType | None) -> None:
 
 
 def _forget() -> None:
-    """A forked child records nothing of its parent's."""
+    """Drops the parent's recordings in a forked child."""
     for recording in _running:
         _recording.pop(recording._key, None)
     _running.clear()

@@ -1,4 +1,4 @@
-"""``dpcore.trace``: which kind of recording fits a communicator."""
+"""``dpcore.trace``: chooses the kind of recording for a communicator."""
 
 from __future__ import annotations
 
@@ -28,11 +28,10 @@ def trace(
                   ranks of ``comm`` must then enter and leave the block. After an error each rank
                   writes its own file instead (``run.rank1.json``). None: no file, and each rank
                   records by itself. A FIFO, a device or a link at ``path`` stays and is written to.
-    ``comm``      whose ranks the file shows; by default the communicator of ``dpcore.init()``,
-                  else the one that the program's models are averaged over, else torch's default
-                  group: then torch's profiler records what torch's own DDP does. A process group
-                  or a DDP of torch will do, too. Operations of groups split from the same
-                  ``init()`` are recorded as well.
+    ``comm``      the communicator to record, or a process group or DDP of torch. The default is
+                  the communicator of ``dpcore.init()``, else that of the program's models, else
+                  torch's default group, where torch's profiler records torch's own DDP.
+                  Operations of groups split from the same ``init()`` are recorded as well.
     ``capacity``  how many events each rank keeps; older ones are dropped and counted.
 
     Operations that are still in flight at the end are not recorded: wait for them inside.
@@ -65,7 +64,7 @@ def trace(
 
 
 def _default_communicator() -> Any:
-    """That of ``dpcore.init()``, else the one of the models that were wrapped without it."""
+    """The communicator of ``dpcore.init()``, else that of models that were wrapped without it."""
     opened = session.opened()
     if opened is not None:
         return opened

@@ -1,7 +1,7 @@
-"""What a trace file says beside its events: whose gradients, in which buckets, over which link.
+"""Facts that a trace file holds beside its events: parameter names, bucket layouts and the link.
 
-Events carry numbers only, since recording one must cost next to nothing. What the numbers stand
-for is asked once, when the block has ended, of the models that live then.
+Events carry only numbers, to keep recording cheap. When the block ends, the models that are still
+alive describe what the numbers mean.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Traced(Protocol):
     def bucket_report(self) -> Iterable[Any]: ...
 
 
-# Descriptions of models that may be gone when a trace of the whole program ends, by whom they are
-# averaged with (its identity, and itself, which need not be hashable) and by number; None: nobody
-# asks for them.
+# Descriptions of models that may be gone when a trace of the whole program ends. The first key is
+# the id of the group (which need not be hashable, and is stored too), the second the model's
+# number. None if no such trace is recording.
 _recorded: dict[int, tuple[Any, dict[int, dict[str, Any]]]] | None = None
 
 _models: weakref.WeakSet[Traced] = weakref.WeakSet()
@@ -51,8 +51,8 @@ def know(model: Traced) -> None:
     note(model)
 
 
-def note(model: Any) -> None:  # a Traced, which dpcore/ddp's own view of it does not show whole
-    """Remembers what ``model`` is now, where a trace may end after its life."""
+def note(model: Any) -> None:  # a Traced; the protocol in dpcore/ddp lacks some of its members
+    """Stores a description of ``model`` if a trace may outlive it."""
     if _recorded is not None:
         family = _family_of(model.group)
         _, described = _recorded.setdefault(id(family), (family, {}))
@@ -60,7 +60,7 @@ def note(model: Any) -> None:  # a Traced, which dpcore/ddp's own view of it doe
 
 
 def outlive_models() -> None:
-    """From now on traces also describe models that are gone when they end."""
+    """Makes later traces describe models even if they are gone when the trace ends."""
     global _recorded
     if _recorded is None:
         _recorded = {}
@@ -71,8 +71,8 @@ def _family_of(group: Any) -> Any:
 
 
 def groups_of_models() -> list[Communicator]:
-    """Open communicators of dpcore that wrapped models of this process are averaged over. Ranks
-    that are threads see each other's models, and have made theirs the default anyway."""
+    """The open communicators of this process's wrapped models. Ranks that are threads are left
+    out: they see each other's models, and their own communicator is the default anyway."""
     from dpcore.comm.communicators.protocol import capabilities_of
 
     with _models_lock:
@@ -84,11 +84,10 @@ def groups_of_models() -> list[Communicator]:
 def facts_of(comm: Communicator) -> dict[str, Any]:
     """Entries for ``otherData``: ``backend``, ``transport``, ``link`` and ``models``.
 
-    ``link``: the words of an emulated one, else nothing.
-    ``models``: names and bytes of the parameters by number, the numbers in each bucket, how many
-              bytes fill a bucket (the first, the second, ...; the last cap is for all further),
-              and what the first steps chose; of models over ``comm`` and over groups split from
-              it or beside it.
+    ``link``: the description of an emulated link, else "".
+    ``models``: for each model over ``comm`` or a group that shares its origin: names and bytes of
+              the parameters by number, the numbers in each bucket, the caps of the buckets in
+              order (the last one applies to all further buckets), and what the first steps chose.
     """
     family = _family_of(comm)
     with _models_lock:

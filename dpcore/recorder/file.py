@@ -14,9 +14,9 @@ called "operations" with what was in flight: each operation from its submission 
 completion, and inside of it the waits, named by what was missing. Operations may overlap, spans
 of one track may not, so there are as many of these tracks as operations in flight at once.
 
-An operation says what it ran: ``path``, ``world``, ``root`` where it has one, and ``schedule``
-where it was a list of moves, which lies under that number in ``otherData.schedules``. Earlier
-files, and operations of which it is not known, say none of it.
+An operation carries ``path``, ``world``, ``root`` if it has one, and ``schedule`` if it ran a list
+of moves: the number of that list in ``otherData.schedules``. Files of earlier versions, and
+operations whose path is unknown, lack these fields.
 """
 
 from __future__ import annotations
@@ -35,28 +35,27 @@ from dpcore.base.machine import commit_of, machine
 
 # Thread numbers of Linux are below 2**22: tracks that are not threads are numbered from there on.
 _FIRST_TRACK = (1 << 22) + 1
-# The "thread" of what a device's stream computes and waits for. No thread of a program has it.
+# The "thread" of events on a device's stream. No thread of a program has this number.
 DEVICE_TRACK = 0
-# Of larger ones the file names the algorithm only: lists grow with the square of the ranks.
+# For larger worlds the file names only the algorithm: lists grow with the square of the ranks.
 _LARGEST_LISTED_WORLD = 32
 _SAME_CLOCK_NS = 1_000_000_000  # hosts that were booted less than a second apart are rare
 
 
 class Event(NamedTuple):
-    """Something that took time.
+    """One span or moment of a trace.
 
-    ``kind``  operation: from submission to completion. wait: an operation stood still, ``name``
-              says for what, ``peer`` for whom. exposed: a thread sat in a communication call.
-              ready: a gradient is in its bucket. launch: a bucket was sent. compute, mark: what
-              the program recorded itself; forward and backward of a DataParallel.
-    ``operation``  its number in the communicator (of send and recv: the tag, and ``peer`` is the
-              other rank of the traced communicator; of ready and launch: the gradient's or
-              bucket's).
-    ``path``  of operations: the algorithm and how its data travelled, "two_shot/push" or
-              "ring/moves", or "" where that is not known; ``world`` and ``root`` are the
-              communicator's and the call's (-1: none), ``schedule`` the number of its moves.
-    ``model``  of ready, launch, forward and backward: the number of the DataParallel, with which
-              ``otherData.models`` describes it. 0: not of one, or not known.
+    ``kind``  operation: from submission to completion. wait: an operation made no progress;
+              ``name`` says what it waited for, ``peer`` which rank. exposed: a thread sat in a
+              communication call. ready: a gradient is in its bucket. launch: a bucket was sent.
+              compute, mark: recorded by the program; forward and backward of a DataParallel.
+    ``operation``  the operation's number in the communicator. For send and recv the tag, with the
+              other rank as ``peer``; for ready and launch the gradient's or bucket's number.
+    ``path``  for operations: the algorithm and how its data travelled, "two_shot/push" or
+              "ring/moves", or "" if unknown. ``world`` is the communicator's, ``root`` the
+              call's (-1: none), and ``schedule`` the number of its list of moves.
+    ``model``  for ready, launch, forward and backward: the number of the DataParallel in
+              ``otherData.models``. 0: none, or unknown.
     Times are nanoseconds of CLOCK_MONOTONIC, which all processes of a host share.
     """
 
@@ -90,8 +89,8 @@ def unix_minus_monotonic() -> int:
 
 @dataclass
 class RankRecord:
-    """What one rank contributes to the file. ``schedules``: what ``describe`` says of the lists of
-    moves that events name."""
+    """One rank's contribution to the file. ``schedules``: the results of ``describe`` for the
+    lists of moves that its events name."""
 
     rank: int
     process: int
@@ -103,7 +102,7 @@ class RankRecord:
 
 
 def describe(schedule: Any) -> dict[str, Any]:
-    """A schedule (of the core, or a ``dpcore.reference.Schedule``) for the file."""
+    """The file's form of a schedule of the core, or of a ``dpcore.reference.Schedule``."""
     description = {
         name: getattr(schedule, name)
         for name in ("algorithm", "collective", "world", "root", "chunks", "ordered")
@@ -119,7 +118,7 @@ def describe(schedule: Any) -> dict[str, Any]:
 def write(
     path: Path, records: Sequence[RankRecord], world_size: int, facts: Mapping[str, Any]
 ) -> None:
-    """Writes the file, or leaves what was there: never half of it."""
+    """Writes the file whole, or leaves the previous one in place."""
     content = chrome_trace(records, world_size, facts)
     write_whole(path, json.dumps(content, separators=(",", ":")))
 
@@ -205,7 +204,7 @@ def _begin_after(first: Mapping[str, Any], part: Mapping[str, Any]) -> int:
 
 
 def _program_folder() -> Path:
-    """Where the traced program lies; for a program without a file, where it runs."""
+    """The folder of the traced program's file, or the working directory if it has no file."""
     file = getattr(sys.modules.get("__main__"), "__file__", None)
     return Path(file).absolute().parent if file else Path.cwd()
 
@@ -273,10 +272,10 @@ def _what_ran(event: Event) -> dict[str, Any]:
 
 
 def assign_lanes(events: Sequence[Event]) -> dict[int, int]:
-    """The lane of each operation and wait, by index: in one lane spans nest or follow each other.
+    """The lane of each operation and wait, by index. Spans of one lane nest or do not overlap.
 
-    An operation takes the first lane that is free when it begins. A wait lies inside its
-    operation, or, when the ring has lost that one, in a lane of its own.
+    An operation takes the first lane that is free when it begins. A wait goes into the lane of its
+    operation, or into a free one if the ring has dropped that operation.
 
     >>> a = Event("all_reduce", "operation", -1, 1, 0, 8, 0, 10)
     >>> b = a._replace(operation=1, begin_ns=5, end_ns=15)

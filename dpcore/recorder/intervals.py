@@ -1,4 +1,4 @@
-"""Unions and intersections of spans of time, as two sorted arrays: begins and ends."""
+"""Unions and intersections of time spans, held as two sorted arrays: begins and ends."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Intervals:
 
     @property
     def total_ns(self) -> int:
-        """How much time they cover."""
+        """The time that the spans cover."""
         return int((self.ends - self.begins).sum())
 
     def covered_until(self, moments: Times) -> Times:
-        """How much of the time before each moment they cover.
+        """How much of the time before each moment the spans cover.
 
         >>> spans = union_of_spans([0, 10], [4, 20])
         >>> spans.covered_until(np.array([2, 6, 15])).tolist()
@@ -41,17 +41,17 @@ class Intervals:
         return covered
 
     def within(self, other: Intervals) -> int:
-        """Nanoseconds that both cover."""
+        """Nanoseconds that both sets of spans cover."""
         return int((other.covered_until(self.ends) - other.covered_until(self.begins)).sum())
 
     def between(self, begin: int, end: int) -> int:
-        """Nanoseconds that they cover of a span."""
+        """Nanoseconds between ``begin`` and ``end`` that the spans cover."""
         first, last = self.covered_until(np.array([begin, end]))
         return int(last - first)
 
 
 def union_of_spans(begins: Sequence[int] | Times, ends: Sequence[int] | Times) -> Intervals:
-    """The time in which at least one of the spans goes on.
+    """The time that at least one of the spans covers.
 
     >>> union = union_of_spans([0, 5, 2], [3, 6, 4])
     >>> union.begins.tolist(), union.ends.tolist()
@@ -68,5 +68,5 @@ def union_of_spans(begins: Sequence[int] | Times, ends: Sequence[int] | Times) -
 
 
 def union_of(events: Sequence[Event]) -> Intervals:
-    """The time in which at least one of the events goes on."""
+    """The time that at least one of the events covers."""
     return union_of_spans([e.begin_ns for e in events], [e.end_ns for e in events])

@@ -1,11 +1,11 @@
 """Ranks that end at different times write one trace file together.
 
-A rank that ends reads what the others have written, adds itself and writes the file anew, under a
-lock on the folder, so that nothing lies beside the file, whenever a rank is killed. What an earlier
-run has left at the path is replaced: it bears another name, or ended before this run began.
+A rank that ends reads the file that the others have written, adds its events and writes the file
+again, under a lock on the folder: there is no lock file that a killed rank could leave behind. A
+file of an earlier run is replaced: its run has another name, or ended before this run began.
 
-Another program may hold a lock on the folder for as long as it likes. A rank waits for it as long
-as for another rank, and then writes a file of its own.
+Another program may hold a lock on the folder for long. After 30 seconds a rank stops waiting for
+the lock and writes a file of its own.
 """
 
 from __future__ import annotations
@@ -28,13 +28,12 @@ _PAUSE_SECONDS = 0.02
 
 
 class FolderLocked(OSError):
-    """Another process kept a lock on the folder. Says where the part was written instead."""
+    """Another process kept a lock on the folder. The message names the file written instead."""
 
 
 def add(path: Path, part: dict[str, Any], run: str, began_ns: int) -> set[int]:
-    """Adds the content of a file with one rank to the file of ``run`` at ``path``. ``began_ns``:
-    a time (of the Unix clock) that is before the end of any rank of the run. Returns the ranks
-    that the file shows now."""
+    """Adds one rank's file content to the file of ``run`` at ``path``. Returns the ranks that the
+    file now shows. ``began_ns`` is a Unix time before the end of any rank of the run."""
     with _alone_in(path.parent) as has_lock:
         if not has_lock:
             _write_apart(path, part)
@@ -63,7 +62,7 @@ def shown_ranks(content: dict[str, Any]) -> set[int]:
 
 @contextlib.contextmanager
 def _alone_in(folder: Path) -> Iterator[bool]:
-    """Whether this process has the lock on the folder meanwhile: it was there in time."""
+    """Holds a lock on the folder. Yields False if it was not granted in time."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     ends_at = time.monotonic() + _PATIENCE_SECONDS
     try:
@@ -87,5 +86,5 @@ def _of_run(path: Path, run: str, began_ns: int) -> dict[str, Any] | None:
         content: dict[str, Any] = read_json(path, "a trace")
         said = content["otherData"]
         return content if said["run"] == run and said["endedNanoseconds"] >= began_ns else None
-    except (FileNotFoundError, Unreadable, KeyError, TypeError):  # none, or something else's
+    except (FileNotFoundError, Unreadable, KeyError, TypeError):  # no file, or not a trace of ours
         return None

@@ -1,9 +1,9 @@
 """Layers in a trace: spans around the forward and the backward of modules.
 
-Forward lies between two hooks of the module. Backward begins when the gradient of its output is
-there and ends when that of its input is, by hooks of these tensors. Nothing is wrapped, and hooks
-return nothing, so that results keep their bits. A layer whose input needs no gradient, such as an
-embedding, has no end of backward that could be seen, and no span of it.
+Two hooks of the module bound its forward. Hooks on tensors bound its backward: it begins when the
+gradient of its output arrives and ends when that of its input does. Nothing is wrapped, and the
+hooks return nothing, so results keep their bits. A layer whose input needs no gradient, such as an
+embedding, gets no backward span, because no hook would see its end.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ Hook = Callable[..., None]
 
 
 def record_layers(modules: Any, add: Add) -> list[Any]:
-    """Handles of hooks, whose ``remove()`` ends it."""
+    """Installs the hooks. Returns their handles: ``remove()`` ends the recording."""
     handles: list[Any] = []
-    latest = [(0, 0)]  # which gradient a backward began with at last, and when
+    latest = [(0, 0)]  # the gradient with which the latest backward began, and when
     for name, module in _named(modules):
         before, behind = _hooks(f"layer {name}", latest, add)
         handles.append(module.register_forward_pre_hook(before))
@@ -66,7 +66,7 @@ def _hooks(name: str, latest: list[tuple[int, int]], add: Add) -> tuple[Hook, Ho
             if not back:
                 return
             begin, (which, when) = back.pop(), latest[0]
-            # The layer before begins with the same gradient, and its hook is called first.
+            # The previous layer's backward begins with the same gradient; its hook runs first.
             is_shared = which == id(gradient) and when > begin
             add(f"{name} back", begin, when if is_shared else time.monotonic_ns())
 
@@ -77,6 +77,6 @@ def _hooks(name: str, latest: list[tuple[int, int]], add: Add) -> tuple[Hook, Ho
 
 
 def _with_gradient(values: Any) -> Any:
-    """The first tensor among them that gets a gradient."""
+    """The first tensor in ``values`` that requires a gradient."""
     candidates = values if isinstance(values, list | tuple) else (values,)
     return next((value for value in candidates if getattr(value, "requires_grad", False)), None)

@@ -1,10 +1,11 @@
-"""Ranks of one run on one clock.
+"""Puts the ranks of one run on one clock.
 
-Processes of one host share a clock, hosts do not: NTP leaves a millisecond between them, which is
-more than many a bucket takes. A collective that everybody contributes to completes on all ranks at
-about the same time, and on no rank before the last one has entered it. So the clocks of a host are
-shifted by the median difference between the ends of the same collectives; and of ranks whose hosts
-are unknown or the same, only where an operation would else have ended before another rank entered.
+Processes of one host share a clock, but hosts do not: NTP leaves a millisecond between them, which
+is more than many buckets take. An all-reduce, or another collective to which every rank
+contributes, completes on all ranks at about the same time, and on none before the last has entered.
+So a host's clock is shifted by the median difference between the ends of the same collectives. If
+two ranks share a host, or the host is unknown, clocks are shifted only when they contradict each
+other: an operation would have ended before another rank entered it.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ Key = tuple[object, ...]
 
 @dataclass(frozen=True)
 class Shifts:
-    """``shifts``: what to add to the times of each rank, in the order of the ranks given.
-    ``matched``: how many collectives all ranks have in common."""
+    """``shifts``: nanoseconds to add to the times of each rank, in the order of the argument.
+    ``matched``: the number of collectives that all ranks have in common."""
 
     shifts: list[int]
     matched: int
 
     @property
     def sentence(self) -> str:
-        """What was done, or nothing where the ranks share a clock."""
+        """The shift in words, or "" if the ranks share a clock."""
         if not any(self.shifts):
             return ""
         largest = max(map(abs, self.shifts)) * 1e-6
@@ -44,7 +45,7 @@ class Shifts:
 
 
 def align(ranks: Sequence[RankProfile]) -> Shifts:
-    """How to shift the clocks of ranks of the same run."""
+    """Finds the shifts that put ranks of the same run on one clock."""
     keyed = [_keyed(rank) for rank in ranks]
     common = set.intersection(*(set(found) for found in keyed)) if keyed else set()
     shifts = [0] * len(ranks)
@@ -63,8 +64,8 @@ def align(ranks: Sequence[RankProfile]) -> Shifts:
 
 
 def wait_for_the_last(ranks: Sequence[RankProfile]) -> list[RankProfile]:
-    """The same ranks with one more wait: a collective stands still until the last rank has entered
-    it, which no rank's own file can say."""
+    """Adds to each rank its waits for the last rank to enter a collective, which no single rank's
+    file can show."""
     keyed = [_keyed(rank) for rank in ranks]
     added: list[list[Event]] = [[] for _ in ranks]
     for key in keyed[0]:
@@ -97,8 +98,8 @@ def _shift(
 
 
 def _keyed(rank: RankProfile) -> dict[Key, Event]:
-    """The collectives by name and number, within the profiler's step where it marked steps: one
-    rank may have been recorded from earlier on than another."""
+    """The collectives by step, name and number within the step. If the profiler marked steps, this
+    matches ranks whose recordings began at different times."""
     begins = [step.begin_ns for step in rank.steps]
     counts: Counter[Key] = Counter()
     found: dict[Key, Event] = {}

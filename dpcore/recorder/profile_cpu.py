@@ -1,13 +1,13 @@
-"""Operations on the CPU: what Gloo and its like leave in a profile, and how much was exposed.
+"""Operations on the CPU: reads those of Gloo and alike from a profile, and their exposed time.
 
-A collective leaves two spans. ``c10d::allreduce_`` is the call, on the thread that made it, and
-ends when the operation is queued. ``gloo:all_reduce`` is the work, on one of Gloo's threads, and
-ends when the result is there. Both are in order: the first call is the first to be worked on.
+A collective leaves two spans. ``c10d::allreduce_`` is the call, on the calling thread, and ends
+when the operation is queued. ``gloo:all_reduce`` is the work, on one of Gloo's threads, and ends
+with the result. Both are in the same order: the first call is the first to run.
 
-What a thread waits for is not in the file. But a thread that waits calls nothing, so a stretch of
-its time in which it ran no operator of torch, and in which one of its collectives completed, was
-spent on waiting, up to that moment. DDP waits for its buckets after the last gradient, so for these
-only what comes later counts; and the wait ends when DDP begins to do something with the bucket.
+The file does not say what a thread waits for. But a waiting thread runs no operator of torch. So if
+a thread ran none for a while, and one of its collectives completed in that time, it was waiting
+until then. DDP waits for its buckets after the last gradient, so time before that does not count
+for buckets, and the wait ends when DDP begins to use the bucket.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from dpcore.recorder.profile_passes import Backward
 
 _CALL = re.compile(r"c10d::(\w+)")
 _WORK = re.compile(r"(gloo|mpi|ucc|xccl|ccl|dpcore):(\w+)")
-# What DDP does first after it has waited for a bucket: it copies it back, or makes views of it.
+# DDP's first operators after the wait for a bucket: it copies the bucket back, or makes views.
 _AFTER_WAIT = ("torch.distributed.ddp.reducer::copy_bucket_to_grad", "aten::as_strided")
-# And what it does in between to learn which parameters no rank has used. Others do this as well.
+# And those with which DDP, but also other code, learns which parameters no rank has used.
 _UNUSED = ("aten::select", "aten::item", "aten::copy_")
-_MOST = 1 << 62  # elements of a tensor, whatever a file says
+_MOST = 1 << 62  # elements of a tensor; larger numbers in a file are cut to this
 _AHEAD_NS = 300_000
-_BETWEEN_NS = 10_000  # DDP takes from one view or copy to the next
-_AWAKE_NS = 20_000_000  # longer after its last bucket no thread wakes up
+_BETWEEN_NS = 10_000  # DDP's gap between one view or copy and the next
+_AWAKE_NS = 20_000_000  # a waiting thread wakes up at most this long after the last bucket
 _NAMES = {
     "allreduce": "all_reduce",
     "allgather": "all_gather",
@@ -47,8 +47,8 @@ _BYTES = {
 
 @dataclass
 class Operation:
-    """A collective of a rank. ``begin_ns``: somebody works on it, or its kernel runs. ``backward``:
-    the number of the backward that sent it as a bucket, else -1."""
+    """A collective of a rank. ``begin_ns``: when a thread starts on it, or its kernel.
+    ``backward``: the number of the backward that sent it as a bucket, else -1."""
 
     name: str
     library: str
@@ -62,7 +62,7 @@ class Operation:
 
 
 def operations_on_cpu(profile: Profile) -> list[Operation]:
-    """In the order of their calls."""
+    """The operations in the order of their calls."""
     calls: dict[str, list[Span]] = {}
     found = []
     for span in profile.spans:
@@ -80,7 +80,7 @@ def operations_on_cpu(profile: Profile) -> list[Operation]:
 
 
 def plain_name(name: str) -> str:
-    """The collective in dpcore's words.
+    """dpcore's name of a collective.
 
     >>> [plain_name(name) for name in ("allreduce_", "_allgather_base_", "alltoall_base_", "send")]
     ['all_reduce', 'all_gather', 'all_to_all', 'send']
@@ -90,8 +90,8 @@ def plain_name(name: str) -> str:
 
 
 def bytes_of(args: Mapping[str, Any]) -> int:
-    """The bytes of an operation's tensors, 0 where the file does not say: it does with
-    ``profile(record_shapes=True)``, and of NCCL's kernels since torch 2.4.
+    """The bytes of an operation's tensors, or 0 if the file lacks them. They are recorded with
+    ``profile(record_shapes=True)``, and for NCCL's kernels since torch 2.4.
 
     >>> bytes_of({"Input Dims": [[10, 2], []], "Input type": ["float", "Scalar"]})
     80
@@ -114,7 +114,7 @@ def bytes_of(args: Mapping[str, Any]) -> int:
 def exposed_on_cpu(
     profile: Profile, operations: Sequence[Operation], backwards: Sequence[Backward]
 ) -> list[tuple[int, int, Operation]]:
-    """Begin, end, and the operation that was waited for."""
+    """Exposed spans: begin, end, and the operation that was waited for."""
     activities = {thread: _Activity(profile, thread) for thread in {op.thread for op in operations}}
     found = []
     buckets: dict[int, list[Operation]] = {}
@@ -134,10 +134,10 @@ def exposed_on_cpu(
 def _waits_for_buckets(
     activity: _Activity, since: int, sent: Sequence[Operation]
 ) -> list[tuple[int, int, Operation]]:
-    """After the last gradient DDP waits for one bucket after the other, and does next to nothing in
-    between: the stretches before what it does with them. If it does nothing with them, it waits
-    until the last is there. Their spans may end later than that: Gloo's thread closes them when it
-    has a processor again, so what DDP has begun to use is complete."""
+    """The waits for the buckets of one backward. After the last gradient DDP waits for one bucket
+    after the other, and each wait ends with its first use of that bucket. If it uses none, it
+    waits until the last is complete. Gloo's thread may close an operation's span late, so an
+    operation is taken to end at the latest where DDP begins to use its bucket."""
     last = max(operation.end_ns for operation in sent)
     found: list[tuple[int, int, Operation]] = []
     used = since
@@ -160,7 +160,7 @@ def _waits_for_buckets(
 
 
 class _Activity:
-    """When a thread ran operators of torch: the outermost spans."""
+    """The outermost spans in which a thread ran operators of torch."""
 
     def __init__(self, profile: Profile, thread: int | str) -> None:
         self._spans: list[Span] = []
@@ -172,8 +172,8 @@ class _Activity:
         self._begins = [span.begin_ns for span in self._spans]
 
     def idle_around(self, moment: int) -> tuple[int, int]:
-        """From when to when the thread was idle at a moment. Who waits may go on a little before
-        the work's own span ends."""
+        """Begin and end of the idle time around a moment. A waiting thread may continue shortly
+        before the span of the work ends."""
         after = bisect.bisect_right(self._begins, moment)
         if after and moment - self._begins[after - 1] < _AHEAD_NS:
             after -= 1
@@ -181,7 +181,7 @@ class _Activity:
         return since, self._begins[after] if after < len(self._begins) else moment
 
     def idle_from(self, moment: int) -> Iterator[tuple[int, Span | None]]:
-        """Since when the thread was idle, and what came next, over and over."""
+        """Each idle time after a moment: its begin, and the span that followed it."""
         for at in range(bisect.bisect_left(self._begins, moment), len(self._spans)):
             yield moment, self._spans[at]
             moment = self._spans[at].end_ns
@@ -191,8 +191,8 @@ class _Activity:
 def _without_overlaps(
     found: Sequence[tuple[int, int, Operation]],
 ) -> list[tuple[int, int, Operation]]:
-    """Several operations may end in one wait: it is for the one that was sent first, and from its
-    end on for the next."""
+    """Splits waits in which several operations end: the time up to the end of the operation that
+    was sent first belongs to it, the time after that to the next."""
     result = []
     reached = 0
     for begin, end, operation in sorted(found, key=lambda entry: (entry[0], entry[2].launch_ns)):

@@ -1,9 +1,9 @@
-"""A profile of one rank as events of ``dpcore.trace``, and what a trace file says of its model.
+"""Turns a profile of one rank into events of ``dpcore.trace`` and a description of its model.
 
-The profiler gives gradients no names. Those of a model whose layers run one after the other come in
-the reverse order of its parameters, so the last one to come is number 0, and a bucket holds what
-came since the bucket before it was sent. A run that DDP regroups after its first step has two
-layouts, which are described like two models.
+The profiler gives gradients no names. In a model whose layers run one after the other they arrive
+in the reverse order of its parameters, so the last to arrive is number 0, and a bucket holds the
+gradients that arrived since the previous bucket was sent. If DDP rebuilds its buckets after the
+first step, the run has two layouts, which are described like two models.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ Layout = tuple[tuple[int, int], ...]  # of each bucket: gradients, bytes
 
 @dataclass
 class RankProfile:
-    """What one rank did, at Unix times. ``layouts``: how gradients lie in buckets, in the order of
-    the numbers that events give as their model. ``gradients``: name and bytes, by number.
-    ``knows_calls``: who called what is in the file; otherwise nothing is known of exposed time."""
+    """The events of one rank, at Unix times. ``layouts``: how gradients lie in buckets, by the
+    number that events give as their model. ``gradients``: name and bytes, by number.
+    ``knows_calls``: the file has the calls; without them exposed time is unknown."""
 
     rank: int
     world_size: int
@@ -138,7 +138,7 @@ def described(
 
 
 def _find_buckets(operations: Sequence[Operation], backwards: Sequence[Backward]) -> None:
-    """Which all-reduces were sent while a backward ran, by its own thread."""
+    """Marks as buckets the all-reduces that a backward's own thread sent while it ran."""
     begins = [backward.begin_ns for backward in backwards]
     for operation in operations:
         at = bisect.bisect_right(begins, operation.launch_ns) - 1
@@ -220,7 +220,7 @@ def _compute(
         for (name, *_), extent in zip(spans, extents, strict=True):
             if extent is not None:
                 on_device.append((name, *extent, DEVICE_TRACK))
-        # Where the file has no launches, the host's times are all there is.
+        # A file without launches has only the host's times.
         names = {"forward", *(p.name for p in passes)}
         spans = on_device if any(name in names for name, *_ in on_device) else spans
     return [Event(n, "compute", -1, _number(t), 0, 0, begin, end) for n, begin, end, t in spans]
@@ -243,6 +243,6 @@ def _number(thread: int | str) -> int:
 
 
 def _shape(args: Any) -> str:
-    """The shape of a gradient, where the profiler recorded shapes."""
+    """The shape of a gradient, or "" if the profiler recorded no shapes."""
     dims = args.get("Input Dims") or [[]]
     return f" ({' x '.join(map(str, dims[0]))})" if dims[0] else ""

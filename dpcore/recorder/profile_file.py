@@ -1,8 +1,8 @@
-"""One file of torch's profiler, of one rank, as spans of time.
+"""Reads one rank's file of torch's profiler as time spans.
 
-The format is Chrome's: complete events ("ph": "X") with microseconds. Since torch 2.4 they count
-from ``baseTimeNanoseconds``, before that from the beginning of Unix time. ``distributedInfo`` names
-the rank where torch.distributed was initialised when the profiler stopped.
+The format is Chrome's: complete events ("ph": "X") with times in microseconds. Since torch 2.4
+they count from ``baseTimeNanoseconds``, before that from the Unix epoch. ``distributedInfo`` names
+the rank if torch.distributed was initialised when the profiler stopped.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dpcore.base.checked_json import (
 )
 
 UNKNOWN = -1
-# What is of no use here, and may be most of a file: Python's functions, arrows between events.
+# Not needed here, and often most of a file: Python's functions, arrows between events.
 _IGNORED = ("python_function", "Trace", "overhead", "cuda_driver", "privateuse1_driver")
 _MARKS = ("schemaVersion", "deviceProperties", "record_shapes", "trace_id", "with_stack")
 _MOST_NS = 1 << 61  # the year 2043 of Unix time: the sum of three fits 64 bits
@@ -61,8 +61,8 @@ _FILE = Fields(
 
 
 class Span(NamedTuple):
-    """Something that took time, in nanoseconds of Unix time. ``thread``: of the process, or, of
-    what a GPU did, its stream."""
+    """A span in nanoseconds of Unix time. ``thread`` is a thread of the process or, for work on
+    a GPU, the stream."""
 
     name: str
     category: str
@@ -74,8 +74,8 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Profile:
-    """``rank``: UNKNOWN where the file does not say. ``spans`` are in order of time, outer ones
-    before those inside of them."""
+    """``rank`` is UNKNOWN if the file does not name it. ``spans`` are in order of time, with outer
+    spans before the ones inside them."""
 
     rank: int
     world_size: int
@@ -95,7 +95,7 @@ def is_profile(content: Any) -> bool:
 
 
 def profile_of(content: Mapping[str, Any]) -> Profile:
-    """The spans of a file, whose JSON this is; raises ``Wrong``."""
+    """Reads the spans from a file's JSON. Raises ``Wrong`` for an invalid file."""
     _FILE.check(content)
     info = content.get("distributedInfo") or {}
     base_ns = content.get("baseTimeNanoseconds", 0)

@@ -1,9 +1,9 @@
 """Operations on GPUs: kernels of NCCL and RCCL, and the time in which they run alone.
 
-A kernel's launch on the host has its correlation number, and lies inside of the call of
-torch.distributed, or of the forward or backward, that it belongs to. Exposed is, as in Holistic
-Trace Analysis, the time in which a kernel communicates and none computes; copies and fills of
-memory are not computation.
+A kernel and its launch on the host have the same correlation number. The launch lies inside the
+call of torch.distributed, or the forward or backward, to which it belongs. As in Holistic Trace
+Analysis, time is exposed if a kernel communicates and none computes; copies and fills of memory do
+not count as computation.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CALL = re.compile(r"c10d::(\w+)")
 
 
 def kernels_of(profile: Profile) -> tuple[list[Span], list[Span]]:
-    """Those that communicate, and those that compute."""
+    """The kernels that communicate, and those that compute."""
     kernels = [span for span in profile.spans if span.category == "kernel"]
     communicate = [span for span in kernels if _COMMUNICATES.match(span.name)]
     return communicate, [span for span in kernels if not _COMMUNICATES.match(span.name)]
@@ -59,8 +59,8 @@ class Launches:
     def extents(
         self, kernels: Sequence[Span], spans: Sequence[tuple[int, int]]
     ) -> list[tuple[int, int] | None]:
-        """For each span of the host's, from the begin of the first to the end of the last of the
-        kernels that were launched in it."""
+        """For each span on the host: the begin of the first and the end of the last kernel that
+        was launched in it."""
         launched = [(launch.begin_ns, k) for k in kernels if (launch := self.of(k)) is not None]
         launched.sort(key=lambda pair: pair[0])
         begins = [begin for begin, _ in launched]
@@ -74,8 +74,8 @@ class Launches:
 
 
 def operations_on_gpu(communicate: Sequence[Span], launches: Launches) -> list[Operation]:
-    """In the order in which they run. They were sent when the kernel began: before, the stream had
-    not come that far."""
+    """The operations in the order in which they ran. Each counts as sent when its kernel began:
+    until then the stream was busy with earlier work."""
     found = []
     for kernel in communicate:
         call = launches.call_of(kernel)
@@ -96,7 +96,7 @@ def operations_on_gpu(communicate: Sequence[Span], launches: Launches) -> list[O
 def exposed_on_gpu(
     operations: Sequence[Operation], compute: Sequence[Span]
 ) -> list[tuple[int, int, Operation]]:
-    """Begin, end and operation of what no computation hides."""
+    """Exposed spans: begin, end and operation."""
     computing = union_of_spans([k.begin_ns for k in compute], [k.end_ns for k in compute])
     found = []
     reached = 0

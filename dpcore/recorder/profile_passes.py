@@ -1,12 +1,12 @@
 """Forwards, backwards, steps, and passes of a pipeline in a profile.
 
-A forward is what torch DDP annotates as one. A backward is all that autograd evaluates until the
-next forward or optimizer step begins; in it a gradient is there when its node has accumulated it.
-A step is what ``profiler.step()`` marks; without that, steps go from forward to forward.
+Forwards are annotated by torch DDP. A backward is all that autograd evaluates until the next
+forward or optimizer step begins; a gradient is ready when its node has accumulated it. Steps are
+marked by ``profiler.step()``; without it, a step lasts from one forward to the next.
 
-``torch.distributed.pipelining`` annotates what its schedules for several stages on a rank do:
+``torch.distributed.pipelining`` annotates the actions of schedules with several stages per rank:
 "PP:2F3" is the forward of micro-batch 3 through stage 2, and "PP:(0F1;3B0)OVERLAP_F_B" a forward
-and then a backward. A pass waits for its input within its annotation.
+and then a backward. The annotation includes the wait for the pass's input.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _TWO_PASSES = re.compile(r"PP:\((\d+F\d+);(\d+[BI]\d+)\)OVERLAP_F_B")
 
 @dataclass
 class Backward:
-    """``thread``: the one that accumulates gradients. ``gradients``: their nodes, in the order in
-    which they came."""
+    """``thread`` accumulates the gradients. ``gradients`` are the spans of their nodes, in order of
+    arrival."""
 
     thread: int | str
     begin_ns: int
@@ -48,7 +48,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Pass:
-    """``name``: that of the action, such as 2F3."""
+    """A forward or backward of one micro-batch. ``name`` is the action's, such as 2F3."""
 
     name: str
     thread: int | str
@@ -70,7 +70,7 @@ def steps_of(profile: Profile) -> list[Step]:
 
 
 def backwards_of(profile: Profile) -> list[Backward]:
-    """In order of time."""
+    """The backwards in order of time."""
     found: list[Backward] = []
     threads: list[Counter[int | str]] = []
     is_open = False
@@ -94,7 +94,7 @@ def backwards_of(profile: Profile) -> list[Backward]:
 
 
 def passes_of(profile: Profile) -> list[Pass]:
-    """In order of time, each from its first operator on: before that it has waited."""
+    """The passes in order of time, each from its first operator on: before that it waits."""
     marked = [s for s in profile.spans if s.name.startswith("PP:") and _on_host(s)]
     operators: dict[int | str, list[Span]] = {mark.thread: [] for mark in marked}
     for span in profile.spans if marked else ():
@@ -116,7 +116,7 @@ def passes_of(profile: Profile) -> list[Pass]:
 
 
 def _two(names: Sequence[str], mark: Span, inside: Sequence[Span]) -> list[Pass]:
-    """A forward, and a backward that begins with autograd's first node."""
+    """Splits an overlapped action at autograd's first node: a forward, then a backward."""
     at = next((n for n, s in enumerate(inside) if s.name.startswith(_EVALUATES)), 0)
     if not at:
         return []

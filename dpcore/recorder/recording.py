@@ -1,4 +1,4 @@
-"""``dpcore.trace``: what every rank did and what it waited for, as a picture and as numbers.
+"""``dpcore.trace``: each rank's operations and waits, as a picture and as numbers.
 
     with dpcore.trace("run.json") as t:
         for batch in batches:
@@ -10,15 +10,16 @@
             work.wait()
     print(t.exposed_ms, t.by_operation())
 
-``dpcore show run.json`` makes a page of the file; chrome://tracing and https://ui.perfetto.dev open
-it as well. It holds all ranks on one clock.
+``dpcore show run.json`` makes a page of the file, and chrome://tracing and https://ui.perfetto.dev
+open it. It has all ranks on one clock.
 
-Recording writes into a ring of fixed size that is allocated at the start: long runs lose their
-oldest events, never memory or speed. What it costs is measured by benchmarks/trace_cost.py.
+Events go into a ring of fixed size that is allocated at the start. A long run loses its oldest
+events but does not slow down or use more memory. benchmarks/trace_cost.py measures the cost.
 
-Over a communicator for GPUs, events are those of the device, at the host's times: operations from
-the begin to the end of their kernels, forward and backward as the stream runs them, exposed time
-as the stream stands still for a result. The end of the block waits for what is in flight.
+Over a communicator for GPUs the events are the device's, in the host's time: operations last from
+the begin to the end of their kernels, forward and backward are shown as the stream runs them, and
+time in which the stream waits for a result is exposed. The end of the block waits for operations
+in flight.
 """
 
 from __future__ import annotations
@@ -49,12 +50,12 @@ if TYPE_CHECKING:
 
 _PAGE_HEIGHT = 640  # pixels, in a notebook
 
-# Who records: one trace per process, or per thread where ranks are threads.
+# The traces that record now: one per process, or one per thread if ranks are threads.
 _recording: dict[tuple[int, int], Trace] = {}
 
 
 class Trace:
-    """What ``dpcore.trace()`` returns. Results are there when the block has ended."""
+    """The result of ``dpcore.trace()``. It has figures and events once its block has ended."""
 
     def __init__(self, path: Path | None, comm: Communicator, capacity: int) -> None:
         if capacity < 1:
@@ -134,8 +135,8 @@ class Trace:
 
     def layers(self, modules: Any) -> None:
         """Records forward and backward of each of these modules as spans, such as "layer 3" and
-        "layer 3 back": of a list by its number, of a mapping by its name. ``dpcore show`` says for
-        each how long its collectives were waited for."""
+        "layer 3 back". Layers of a list are numbered; those of a mapping have its names.
+        ``dpcore show`` gives the time spent waiting for each layer's collectives."""
         self._check_recording()
         self._hooks += record_layers(modules, self._add_layer)
 
@@ -150,7 +151,7 @@ class Trace:
             raise Error("this trace is not recording: use span() and mark() inside its block")
 
     def _add_layer(self, name: str, begin: int, end: int) -> None:
-        if self._state == "recording":  # a backward may come later
+        if self._state == "recording":  # a backward may run after the block
             self._add(name, "compute", begin, end)
 
     def _add(self, name: str, kind: str, begin: int, end: int) -> None:
@@ -193,7 +194,7 @@ class Trace:
             facts["error"] = f"{type(problem).__name__}: {problem}"
         try:
             trace_file.write(path, [self._ended()], self._comm.world_size, facts)
-        except OSError as failure:  # must not take the place of what went wrong before
+        except OSError as failure:  # must not replace the error that ended the block
             warnings.warn(f"the trace could not be written: {failure}", stacklevel=3)
         else:
             self.path = path
@@ -212,7 +213,7 @@ class Trace:
 
     @property
     def dropped(self) -> int:
-        """Events of this rank that the ring had no room for: the oldest ones."""
+        """How many of this rank's events the ring lost: the oldest ones."""
         return self._ended().dropped
 
     @property
@@ -227,14 +228,14 @@ class Trace:
 
     @property
     def overlap(self) -> float | None:
-        """The share of the communication that no thread waited for; None where there was none."""
+        """The share of communication time in which no thread waited; None without communication."""
         in_flight = union_of([e for e in self.events if e.kind == "operation"])
         exposed = union_of([e for e in self.events if e.kind == "exposed"])
         total = in_flight.total_ns
         return 1 - in_flight.within(exposed) / total if total else None
 
     def by_operation(self) -> dict[str, dict[str, Any]]:
-        """For each collective: how many, bytes, and milliseconds in flight and exposed."""
+        """For each collective: count, bytes, and milliseconds in flight and exposed."""
         result: dict[str, dict[str, Any]] = {}
         for event in self.events:
             if event.kind not in ("operation", "exposed"):
@@ -251,7 +252,7 @@ class Trace:
         return result
 
     def by_wait(self) -> dict[str, float]:
-        """Milliseconds that operations stood still, by what they waited for."""
+        """Milliseconds in which operations made no progress, by what they waited for."""
         result: dict[str, float] = {}
         for event in self.events:
             if event.kind == "wait":
@@ -259,8 +260,8 @@ class Trace:
         return result
 
     def show(self) -> None:
-        """Opens the page that ``dpcore show`` makes: in a notebook below the cell, else in a
-        browser. It shows all ranks if the trace has a file, otherwise this one."""
+        """Opens the page of ``dpcore show``, below the cell of a notebook or else in a browser. It
+        shows all ranks if the trace has a file, otherwise only this rank."""
         screen.show(self._page(), self)
 
     def _page(self) -> str:
@@ -275,7 +276,7 @@ class Trace:
         return page
 
     def _repr_html_(self) -> str | None:
-        """For notebooks: the page. Nothing while it records."""
+        """The page for notebooks, or None while the trace is recording."""
         return frame(self._page(), _PAGE_HEIGHT) if self._record is not None else None
 
     def __repr__(self) -> str:
@@ -313,8 +314,8 @@ def _name_of_native_thread(thread: int) -> str:
 
 
 def _gather(comm: Communicator, mine: bytes) -> list[bytes]:
-    """Everybody's bytes on rank 0, nothing on the others. By automatic algorithms, whatever the
-    communicator's own is: not each has all collectives."""
+    """All ranks' bytes on rank 0, an empty list on the others. Uses "auto", because the
+    communicator's own algorithm may not have these collectives."""
     import numpy as np
 
     sizes = np.zeros(comm.world_size, np.int64)

@@ -1,13 +1,13 @@
-"""From the steps of every rank to figures, a line, and the name of a rank that is slow.
+"""Reduces the steps of all ranks to figures and one line, and names a slow rank.
 
-Who is slow? Not the rank whose steps take longest: all steps take as long as those of the slowest
-rank, because the others wait for its gradients. What counts is what a rank takes for itself:
+Step times do not show which rank is slow: all ranks take as long as the slowest, because they wait
+for its gradients. So ranks are compared by the time in which they do not wait:
 
 *compute*  forward and backward up to the last gradient, without waits for communication,
-*between*  the rest of the step that is not waiting: its data, its optimizer, its logging.
+*between*  the rest of the step: its data, its optimizer, its logging.
 
-A rank is named when its median is more than a tenth above that of the others, and the intervals in
-which the medians lie do not meet: noise that all ranks have names nobody.
+A rank is named if its median is more than a tenth above that of the others, and the confidence
+intervals of the medians do not overlap, so noise that all ranks have names none.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 from dpcore.base.confidence import least_values, median_interval
 from dpcore.base.markup import short
 
-_SLOWER = 0.1  # by less than this share of the others' time nobody is slow
-_DOUBT = 0.01  # that the median of a rank lies outside its interval
-LEAST_STEPS = least_values(_DOUBT)  # fewer say nothing about who is slow
+_SLOWER = 0.1  # a slow rank takes longer than the others by at least this share of their time
+_DOUBT = 0.01  # the probability that the median of a rank lies outside its interval
+LEAST_STEPS = least_values(_DOUBT)  # with fewer steps no rank is called slow
 _WHERE = {
     "compute": "its forward and backward take",
     "between": "what it does between backward and forward takes",
@@ -44,7 +44,7 @@ class Step(NamedTuple):
 
 
 class RankSteps(NamedTuple):
-    """The steps of one rank: medians, and where two of them lie. What ranks tell each other."""
+    """The steps of one rank: medians, and confidence intervals for two. Ranks exchange these."""
 
     steps: float = 0.0
     step_ms: float = 0.0
@@ -60,12 +60,12 @@ class RankSteps(NamedTuple):
 
 
 class Slow(NamedTuple):
-    """A rank that takes longer than the others, where, and by how much."""
+    """A slow rank, the part of the step in which it is slow, and by how much."""
 
     rank: int
     where: str  # "compute" or "between"
     more_ms: float
-    share: float  # of what the others take there, or for "between", of all that they do themselves
+    share: float  # of the others' time there, or for "between", of their compute and between time
 
     def __str__(self) -> str:
         return (
@@ -100,7 +100,7 @@ def summary(steps: Sequence[Step]) -> RankSteps:
 
 
 def skew_of(ranks: Sequence[RankSteps]) -> float:
-    """By which share the compute of the slowest rank is longer than what the others take.
+    """The share by which the slowest rank's compute exceeds the median of the others'.
 
     >>> skew_of([RankSteps(9, 10.0, 8.0), RankSteps(9, 10.0, 10.0)])
     0.25
@@ -111,7 +111,7 @@ def skew_of(ranks: Sequence[RankSteps]) -> float:
 
 
 def slow_rank(ranks: Sequence[RankSteps]) -> Slow | None:
-    """The rank that keeps the others waiting, or None where that cannot be told from noise."""
+    """The rank that keeps the others waiting, or None if the difference may be noise."""
     if len(ranks) < 2 or min(rank.steps for rank in ranks) < LEAST_STEPS:
         return None
     for where in ("compute", "between"):
@@ -130,14 +130,14 @@ def slow_rank(ranks: Sequence[RankSteps]) -> Slow | None:
 
 
 def _of_others(ranks: Sequence[RankSteps], rank: int, name: str) -> float:
-    """The median of what the other ranks have."""
+    """The median of a figure over the other ranks."""
     others = [float(getattr(other, name)) for r, other in enumerate(ranks) if r != rank]
     return statistics.median(others) if others else 0.0
 
 
 def figures_of(step: int, ranks: Sequence[RankSteps]) -> dict[str, Any]:
-    """What ``to`` is called with; docs/monitor.md says what each entry is. Times are medians over
-    the steps, then over the ranks."""
+    """The argument of the monitor's ``to``; docs/monitor.md explains each entry. Times are medians
+    over the steps, then over the ranks."""
     active = [rank for rank in ranks if rank.steps > 0]
 
     def median(name: str) -> float:
@@ -162,7 +162,7 @@ def figures_of(step: int, ranks: Sequence[RankSteps]) -> dict[str, Any]:
 
 
 def line_of(figures: dict[str, Any]) -> str:
-    """The figures for a reader.
+    """The figures as one line of text.
 
     >>> steps = [Step(12, 8, 2, 4, 1 << 20), Step(12, 10, 0, 4, 1 << 20)]
     >>> for part in line_of(figures_of(50, [summary([s] * 9) for s in steps])).split("; "):
@@ -194,7 +194,7 @@ def _size(count: float) -> str:
 
 
 def numbers_of(figures: dict[str, Any]) -> dict[str, float]:
-    """Those that a logger of scalars takes, by name; ``slow_rank`` is -1 where nobody is slow."""
+    """The figures for a logger of scalars, by name. ``slow_rank`` is -1 if no rank is slow."""
     slow = figures["slow_rank"]
     names = ("step_ms", "compute_ms", "exposed_ms", "communication_ms", "overlap", "bytes", "skew")
     found = {f"dpcore/{name}": float(figures[name]) for name in names if figures[name] is not None}

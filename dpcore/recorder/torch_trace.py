@@ -1,13 +1,13 @@
-"""``dpcore.trace`` of torch's own DDP: what torch's profiler sees, in dpcore's file.
+"""``dpcore.trace`` of torch's own DDP: records with torch's profiler, writes dpcore's file.
 
-    with dpcore.trace("run.json"):  # torch.distributed is initialised, nobody called dpcore.init()
+    with dpcore.trace("run.json"):  # torch.distributed is initialised, dpcore.init() was not called
         for batch in batches:
             train_step(batch)
 
-DDP has one place for a communication hook, which belongs to the program, and a hook would change
-the rounding. The profiler changes nothing: it records operators of torch, calls of
-torch.distributed and, on GPUs, kernels, some microseconds each. ``torch_profile`` makes events of
-them. Which parameter a gradient is of comes from DDP's log of the order in which they were ready.
+A communication hook would not do: DDP takes only one, which belongs to the program, and it would
+change the rounding. The profiler changes no result: it records operators of torch, calls of
+torch.distributed and, on GPUs, kernels, at some microseconds each. ``profile_events.py`` makes
+events of them. DDP's log of the order in which gradients became ready names their parameters.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ORDER = "prev_iteration_grad_ready_order_indices"
 
 
 class TorchGroup:
-    """What a trace asks of a communicator, of torch's process group."""
+    """A process group of torch with the attributes of a communicator that a trace reads."""
 
     closed = False
 
@@ -50,7 +50,7 @@ class TorchGroup:
 
 
 def is_initialised() -> bool:
-    """Whether the program uses torch.distributed. Importing it for this would take seconds."""
+    """Whether torch.distributed is initialised. Does not import it, which would take seconds."""
     dist = sys.modules.get("torch.distributed")
     return dist is not None and dist.is_available() and dist.is_initialized()
 
@@ -104,7 +104,7 @@ class ProfilerTrace(Trace):
             host=os.uname().nodename,
         )
         to_monotonic = -unix_minus_monotonic()
-        own = {event.name for event in self._own}  # the program's own "forward" is the one it means
+        own = {event.name for event in self._own}  # a program's own "forward" replaces DDP's
         found = [
             event.moved(to_monotonic)
             for event in profile.events
@@ -159,8 +159,8 @@ def _on_one_clock(parts: Sequence[tuple[str, RankRecord]], like: RankProfile) ->
 
 
 def _names_by_number() -> list[str]:
-    """The names of the parameters from the one whose gradient comes last to the first; nothing
-    where the process has no DDP or several, or DDP has not looked at an iteration yet."""
+    """The parameters' names, from the last gradient to arrive to the first. Empty if the process
+    has no DDP or several, or DDP has logged no iteration yet."""
     from torch.nn.parallel import DistributedDataParallel
 
     found = (x for x in gc.get_objects() if issubclass(type(x), DistributedDataParallel))

@@ -1,7 +1,7 @@
-"""What a trace file holds: the kinds of its fields, whoever wrote it.
+"""The schema of a trace file: its fields and their kinds.
 
-``recorder/file.py`` writes the file, ``show/reading.py`` reads it. Fields that are not named here
-are for other programs.
+``recorder/file.py`` writes the file, ``tools/show/reading.py`` reads it. Fields that are not named
+here are for other programs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _BUCKET = Fields({"gradients": ListOf(whole()), "bytes": whole()}, {"dtype": TEX
 
 
 def _numbers_agree(model: dict[str, Any]) -> str:
-    """Numbers of gradients are places in the list of parameters."""
+    """Checks the numbers of gradients, which are positions in the list of parameters."""
     count = len(model["parameters"])
     sizes = model.get("parameter_bytes")
     if sizes is not None and len(sizes) != count:
