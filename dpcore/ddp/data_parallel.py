@@ -1,14 +1,14 @@
 """``DataParallel``: one model on several ranks, each with its own part of the batch.
 
     model = dpcore.DataParallel(model)
-    for inputs, targets in loader:               # each rank reads different ones
+    for inputs, targets in loader:               # each rank reads different batches
         optimizer.zero_grad()
         loss(model(inputs), targets).backward()  # afterwards every rank has the average gradient
         optimizer.step()
 
-This file is what happens around forward. Backward runs without Python, in csrc/reducer; a schedule
-decides when buckets are sent (csrc/reducer/launch/launch_schedule.h). Each rarely used feature is a
-module of its own beside this one, or in torch_face/ where torch's class has it.
+This file has the code around forward. Backward runs in C++, in csrc/reducer, and a schedule decides
+when buckets are sent (csrc/reducer/launch/launch_schedule.h). Each rarely used feature is a module
+in wrapper/, or in torch_face/ if torch's class has it.
 """
 
 from __future__ import annotations
@@ -54,25 +54,25 @@ from dpcore.recorder import facts as trace_facts
 class DataParallel(FlushedBefore, TorchSurface):
     """Wraps ``module`` so that backward leaves the gradients' average over all ranks in ``.grad``.
 
-    A ``torch.nn.parallel.DistributedDataParallel`` for ``isinstance``, with its arguments,
-    methods and meanings; docs/data_parallel.md lists them, and what differs. Those most used:
+    It passes ``isinstance`` for ``torch.nn.parallel.DistributedDataParallel`` and has its
+    arguments and methods; docs/data_parallel.md lists them and the differences. The most used:
 
-    ``process_group``   a group of torch, by default that of ``dpcore.init()``, else torch's own.
-                        Instead of Gloo or MPI, dpcore's communicator is used.
-    ``comm``            a ``dpcore.Communicator`` or an mpi4py one, instead.
-    ``bucket_cap_mb``   a bucket of gradients closes at this size. By default, chosen after the
-                        first step, from when its gradients came and how fast the ranks
-                        communicate, where that changes no bit; else 1, then 25 MiB.
-    ``forward_sync_buffers``  rank 0's buffers (running means) everywhere before each forward.
+    ``process_group``   a group of torch; by default that of ``dpcore.init()``, else torch's
+                        default. dpcore's communicator replaces Gloo and MPI.
+    ``comm``            a ``dpcore.Communicator`` or an mpi4py one, instead of a group.
+    ``bucket_cap_mb``   the size at which a bucket is closed. By default chosen after the first
+                        step, from the arrival of gradients and the speed of communication, if no
+                        bit of the result depends on it; else 1, then 25 MiB.
+    ``forward_sync_buffers``  broadcast rank 0's buffers (running means) before each forward.
     ``init_sync``       check that all ranks wrap the same model, and start from rank 0's values.
-    ``find_unused_parameters``  when forward does not always use all parameters.
-    ``gradient_as_bucket_view``  ``.grad`` is memory of the bucket; one that is kept over the
-                        next backward gets a copy. False: memory of its own, for one more copy.
+    ``find_unused_parameters``  for models whose forward does not always use all parameters.
+    ``gradient_as_bucket_view``  ``.grad`` is a view of the bucket; a gradient that is kept over
+                        the next backward is copied. False: separate memory, for one more copy.
     ``schedule``        when buckets are sent: "bucketed", "sequential", "per_parameter", "flat",
                         "oracle", or a ``dpcore.LaunchSchedule`` of your own. "auto":
-                        DPCORE_SCHEDULE, else bucketed or sequential, as the first steps tell.
-                        "priority", "dear", "zero1", "zero2" go on under the next forward, and need
-                        ``dpcore.DistributedOptimizer`` (docs/across_steps.md).
+                        DPCORE_SCHEDULE, else the faster of "bucketed" and "sequential" in the
+                        first steps. "priority", "dear", "zero1", "zero2" continue under the next
+                        forward and need ``dpcore.DistributedOptimizer`` (docs/across_steps.md).
     ``deterministic``   only algorithms that add in rank order: the same bits for any bucket size.
 
     >>> import torch, dpcore
@@ -178,7 +178,7 @@ class DataParallel(FlushedBefore, TorchSurface):
         self._set_up(trained)
 
     def _set_up(self, trained: Sequence[tuple[str, nn.Parameter]]) -> None:
-        """What follows from the parameters: again when they have changed."""
+        """Builds all that depends on the parameters; again after they have changed."""
         self._parameters_by_number = [parameter for _, parameter in trained]
         group, ignored = self._model_group, self.parameters_to_ignore
         self._watch = parameters.ParameterWatch(self.module, trained, ignored)
@@ -239,9 +239,9 @@ class DataParallel(FlushedBefore, TorchSurface):
         trace_facts.know(self)
 
     def refresh(self) -> None:
-        """Call it on all ranks after parameters were added, replaced, frozen or unfrozen: from
-        then on ranks average what there is now. It begins with rank 0's values, as the
-        constructor does. New parameters have to be given to the optimizer by the program."""
+        """Takes up changes of the parameters: call it on all ranks after some were added, replaced,
+        frozen or unfrozen. Like the constructor it broadcasts rank 0's values. The program must
+        add new parameters to its optimizer."""
         self._reducer.wait_for_gradients()
         self._module_parameters = [
             p for _, p in parameters.kept_parameters(self.module, self.parameters_to_ignore)
@@ -256,7 +256,7 @@ class DataParallel(FlushedBefore, TorchSurface):
 
     @dynamo.left_alone
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """The module's forward. Buffers are sent before it; after it, gradients are expected."""
+        """Runs the module's forward. Broadcasts buffers before it, and prepares backward after."""
         if not dynamo.knows_us and "torch._dynamo" in sys.modules:
             dynamo.introduce()
         if (outer := DistributedDataParallel._active_ddp_module) is not None:
@@ -297,7 +297,7 @@ class DataParallel(FlushedBefore, TorchSurface):
         if self._syncs_buffers(before_forward=False):
             self._sync_module_buffers(root)
         if not learning:
-            self.require_forward_param_sync = False  # ranks may differ in how many such there are
+            self.require_forward_param_sync = False  # ranks may run different numbers of these
         elif not self.reducer.was_prepared_since(prepared):
             output = self._expect_gradients(output, synchronised)
         return output
@@ -308,7 +308,7 @@ class DataParallel(FlushedBefore, TorchSurface):
             return self._across.run(lambda: run(*inputs, **kwargs), synchronised)
         if not self._is_seen_by_dynamo:
             return run(*inputs, **kwargs)
-        # torch.compile of the module within splits its graph where our buckets end.
+        # torch.compile of the inner module splits its graph at our bucket boundaries.
         before = DistributedDataParallel._active_ddp_module
         DistributedDataParallel._active_ddp_module = self
         try:
@@ -337,8 +337,8 @@ class DataParallel(FlushedBefore, TorchSurface):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Gradients of forwards inside are only added up on each rank. The backward of the next
-        forward outside averages the sum.
+        """Gradients of forwards in this block are only summed on each rank. The backward of the
+        next forward outside averages the sums.
 
         >>> with model.no_sync():                              # doctest: +SKIP
         ...     loss(model(first_half)).backward()
@@ -355,22 +355,22 @@ class DataParallel(FlushedBefore, TorchSurface):
 
     @property
     def backend(self) -> str:
-        """Who moves the bytes: "native", "torch gloo", "mpi", ..."""
+        """The library that moves the bytes: "native", "torch gloo", "mpi", ..."""
         return str(getattr(self.group, "backend", type(self.group).__name__))
 
     @property
     def schedule(self) -> str:
-        """The name of the schedule of launches."""
+        """The name of the launch schedule."""
         return self._reducer.schedule
 
     @property
     def is_exact(self) -> bool:
-        """False when the schedule leaves out communication, for bounds: results are wrong then."""
+        """False if the schedule skips communication to measure a bound; results are then wrong."""
         return self._reducer.is_exact
 
     def stats(self) -> dict[str, Any]:
-        """What the first steps chose and why, how gradients were copied (docs/gpu.md), and the
-        counters of the communicator, if any."""
+        """The choices of the first steps with their reasons, how gradients were copied
+        (docs/gpu.md), and the communicator's counters, if any."""
         group: Any = self.group
         counters = group.stats() if capabilities_of(group).counts else {}
         facts = {
@@ -381,8 +381,8 @@ class DataParallel(FlushedBefore, TorchSurface):
         return {**facts, "chosen": dict(self._first_steps.why), **counters}
 
     def bucket_report(self) -> BucketReport:
-        """Which gradients travel together, and when the last backward had, sent and received
-        each bucket."""
+        """The gradients in each bucket, and the times at which the last backward filled, sent and
+        completed it."""
         reducer = self._reducer
         why = self._first_steps.why
         return BucketReport(reducer.report(), self.schedule, reducer.has_rebuilt, why)

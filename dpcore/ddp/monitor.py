@@ -8,10 +8,10 @@
     step 50: 41.2 ms, exposed 1.10 of 9.60 ms of communication, overlap 89%, 17.9 MiB; compute
     differs by 2%, no rank is slow
 
-Nothing is traced. The reducer keeps sums of what its steps cost (csrc/reducer/backward/
-step_figures.h); here they are read before each forward, and the differences are those of a step.
-Between two lines ranks send nothing. For a line each sends the medians of its steps, 11 numbers, in
-an all-reduce that travels while the step goes on; the line is printed in the next step.
+Nothing is traced. The reducer keeps sums of times and bytes (csrc/reducer/backward/
+step_figures.h). They are read before each forward, and a step's figures are the differences.
+Between two lines ranks send nothing. For a line each rank sends the medians of its steps, 11
+numbers, in an all-reduce that overlaps the step; the line is printed in the next step.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from dpcore.errors import Error, Mismatch, Unsupported
 from dpcore.recorder.step_figures import RankSteps, Step, figures_of, line_of, numbers_of, summary
 
 _FIRST_LINE = 16  # steps before the first line, so that a slow rank is known early
-_LEAST_WINDOW, _MOST_WINDOW = 16, 256  # steps that a line is about
+_LEAST_WINDOW, _MOST_WINDOW = 16, 256  # steps that a line covers
 _CONTENT = digest_of(["dpcore.monitor"])
 
 
 class _Moment(NamedTuple):
-    """Sums since the model was wrapped, before a forward. Nanoseconds."""
+    """The reducer's sums since the model was wrapped, read before a forward, in nanoseconds."""
 
     now: int
     waited_for_module: int  # for buffers and batch normalisation: within forward and backward
@@ -57,7 +57,7 @@ class _Moment(NamedTuple):
 
 
 class Monitor:
-    """What ``monitor`` returns. It works until ``close()``, or until the end of its block."""
+    """The result of ``monitor``. It works until ``close()``, or until the end of its block."""
 
     def __init__(
         self, model: DataParallel, every: int, tell: Callable[[dict[str, Any]], Any]
@@ -70,7 +70,7 @@ class Monitor:
         self.last: dict[str, Any] | None = None
         """The figures of the last line, on every rank."""
         self.lines = 0
-        """How many lines there are, with one that is under way: the same number on all ranks."""
+        """The number of lines, including one in flight: the same on all ranks."""
         self._begin()
         vars(model)["_monitor"] = self
         self._hook: Any = model.register_forward_pre_hook(self._before_forward)
@@ -95,7 +95,7 @@ class Monitor:
             self._exchange_when_due(backwards)
 
     def _note_step(self) -> int:
-        """How many backwards there were. Of each step only two moments are kept, for the line."""
+        """Records the step that has ended, as two moments. Returns the number of backwards."""
         if self._model._reducer is not self._reducer:
             self._begin()
         of_module = self._model._model_group.waited_ns
@@ -108,7 +108,8 @@ class Monitor:
         return now.backwards
 
     def _exchange_when_due(self, backwards: int) -> None:
-        """All ranks call it before the same synchronised forward, in which all have inputs."""
+        """Exchanges the medians if a line is due. All ranks call it before the same synchronised
+        forward, for which all have inputs."""
         if backwards >= self._line_at:
             self._line_at = (backwards // self._every + 1) * self._every
             self._exchange(backwards)
@@ -128,7 +129,7 @@ class Monitor:
         self._pending = work, rows, step
 
     def _take(self, wait: bool = False) -> None:
-        """Says what the ranks have exchanged, once it is there."""
+        """Prints or passes on the line whose exchange is complete."""
         if self._pending is None:
             return
         work, rows, step = self._pending
@@ -147,8 +148,8 @@ class Monitor:
     # ---- for the program ---------------------------------------------------------------------
 
     def figures(self) -> dict[str, Any]:
-        """The figures of the last steps, now. All ranks call it between two steps; it prints a
-        line as well."""
+        """The figures of the last steps, at once. All ranks call it between two steps; it also
+        prints a line."""
         if self._model is None:
             raise Error("monitor: this one is closed; its last figures are in `last`")
         self._exchange(self._note_step())
@@ -157,7 +158,7 @@ class Monitor:
         return self.last
 
     def close(self) -> None:
-        """Ends it on this rank. Sends nothing, and waits for a line that is under way."""
+        """Ends the monitor on this rank. Sends nothing, and waits for a line in flight."""
         if self._model is None:
             return
         try:
@@ -178,14 +179,14 @@ class Monitor:
         if kind is None:
             self.close()
         elif self._model is not None:
-            self._end()  # the others may never send what they owe
+            self._end()  # the other ranks may never send their part of a line
 
     def __repr__(self) -> str:
         state = "closed" if self._model is None else f"every {self._every} steps"
         return f"<Monitor: {state}; {line_of(self.last) if self.last else 'no line yet'}>"
 
     def __reduce__(self) -> Any:
-        return _closed, ()  # of a model that is pickled or copied: it is this one's that is watched
+        return _closed, ()  # a copy of the model is not monitored
 
 
 def _closed() -> Monitor:
@@ -200,17 +201,17 @@ def monitor(
     log_every_n_steps: int = 50,
     to: Any = "stdout",
 ) -> Monitor:
-    """Says now and then what a step costs, as a line or as figures for a logger.
+    """Reports the cost of steps at intervals, as a line or as figures for a logger.
 
-    All ranks call it, between the same two steps. ``to`` is what rank 0 does with the figures:
+    All ranks call it, between the same two steps. ``to`` says what rank 0 does with the figures:
 
     ``"stdout"``       prints a line,
     ``SummaryWriter``  of tensorboard or tensorboardX: adds scalars, ``dpcore/exposed_ms`` ...,
     ``callable``       is called with the dictionary of docs/monitor.md,
     ``None``           nothing. ``monitor.last`` has the figures on every rank.
 
-    The first line comes after 16 steps, if that is sooner. A line is about the steps since the one
-    before it, at least 16 and at most 256.
+    The first line comes after 16 steps, if that is sooner. A line covers the steps since the
+    previous one, but at least 16 and at most 256.
 
     >>> with dpcore.monitor(model, log_every_n_steps=100) as monitor:    # doctest: +SKIP
     ...     train_one_epoch()
@@ -239,7 +240,7 @@ def monitor(
 
 
 def teller_of(to: Any) -> Callable[[dict[str, Any]], Any]:
-    """What rank 0 calls with the figures."""
+    """The function that rank 0 calls with the figures."""
     if to is None:
         return lambda figures: None
     if to == "stdout":
@@ -260,7 +261,7 @@ def _add_scalars(writer: Any, figures: dict[str, Any]) -> None:
 
 
 def _check_alike(model: Any, every: int) -> None:
-    """Ranks that differ would exchange lines in different steps."""
+    """Raises if ranks differ, since they would then exchange lines in different steps."""
     backwards = model._reducer.sums()[0]
     here = [every, backwards]
     both = torch.tensor([*here, *(-value for value in here)], dtype=torch.int64)

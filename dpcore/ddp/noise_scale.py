@@ -1,4 +1,4 @@
-"""``gradient_noise_scale``: how large a batch is worth its samples.
+"""``gradient_noise_scale``: estimates the batch size above which more samples hardly help.
 
     with dpcore.gradient_noise_scale(model) as g:
         for inputs, targets in loader:
@@ -9,15 +9,15 @@
 
 The simple noise scale of McCandlish et al. (An Empirical Model of Large-Batch Training, 2018,
 appendix A.1) is B = tr(S) / |G|^2: the variance of one sample's gradient, over the square of the
-true gradient. A gradient over b samples has the expected square |G|^2 + tr(S) / b, so two sizes
-of batch give both. Data parallel training has two: what a rank sends, and the mean that it gets.
-With one rank, the first batch that is accumulated is the smaller one.
+true gradient. A gradient over b samples has the expected square |G|^2 + tr(S) / b, so two batch
+sizes determine both. Data parallel training has two: a rank's own gradient, and the mean over
+ranks. With one rank, the first accumulated batch is the smaller one.
 
-Both numbers are noisy in one step, and their ratio would be biased: they are summed over steps, and
-divided once.
+Both numbers are noisy in one step, and the mean of their ratios would be biased, so they are summed
+over steps and divided once.
 
-Every gradient is read twice for it, which is some percent of a step that does little with each. The
-scale changes slowly, so one step of ten is measured unless more are asked for.
+Each gradient is read twice, which can take some percent of a step. The scale changes slowly, so by
+default one step of ten is measured.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Square(NamedTuple):
 
 
 def estimates(small: Square, large: Square) -> tuple[float, float]:
-    """tr(S) and |G|^2, both without bias, of the squares of gradients over fewer and more samples.
+    """Unbiased tr(S) and |G|^2, from the squared norms of gradients over fewer and more samples.
 
     >>> estimates(Square(9.0, 1 / 2), Square(5.0, 1 / 4))  # |G|^2 = 1, tr(S) = 16
     (16.0, 1.0)
@@ -55,8 +55,8 @@ def estimates(small: Square, large: Square) -> tuple[float, float]:
 
 
 class GradientNoiseScale:
-    """What ``gradient_noise_scale`` returns. All numbers are of the steps since the block began, or
-    of the last ``window`` of them. Any rank can read them alone, in the block and after it."""
+    """The result of ``gradient_noise_scale``. Its numbers cover the measured steps since the block
+    began, or the last ``window`` of them. A rank may read them alone, in the block or after it."""
 
     def __init__(
         self, model: DataParallel, window: int | None, every: int, batch_size: int | None
@@ -64,7 +64,7 @@ class GradientNoiseScale:
         self._model, self._every, self._batch_size = model, every, batch_size
         self._steps: deque[tuple[float, float]] = deque(maxlen=window)
         self._accumulated: list[int] = []  # the batches since the last averaged step
-        self._first = math.nan  # squared norm of the first of them, in a world of one
+        self._first = math.nan  # the first batch's squared norm, in a world of one
         self._of_step: dict[int, tuple[int, Square | None]] = {}  # batches, and the first of them
         self._dropped = 0
         self._hook: Any = None
@@ -75,21 +75,21 @@ class GradientNoiseScale:
 
     @property
     def value(self) -> float:
-        """``tr(S) / |G|^2``, in samples. ``inf`` where the noise hides the gradient."""
+        """``tr(S) / |G|^2``, in samples. ``inf`` if the noise hides the gradient."""
         self._take()
         noise, gradient = (math.fsum(values) for values in zip(*self._steps, strict=True))
         return max(0.0, noise / gradient) if gradient > 0 else math.inf
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Where the value lies with 95% confidence."""
+        """The 95% confidence interval of the value."""
         self._take()
         noise, gradient = zip(*self._steps, strict=True)
         return ratio_interval(noise, gradient)
 
     @property
     def steps(self) -> int:
-        """How many measured steps are in the value."""
+        """The number of measured steps in the value."""
         self._take(needs_one=False)
         return len(self._steps)
 
@@ -165,7 +165,7 @@ class GradientNoiseScale:
             self._reducer.measure_norms(variance)
 
     def _of_this_step(self, reducer: Any) -> tuple[int, bool]:
-        """Its number, and whether it is measured: the first one within the block is."""
+        """The step's number, and whether it is measured. The first in the block is."""
         if reducer is not self._reducer:  # refresh() was called
             self._reducer, self._begin, self._of_step = reducer, None, {}
         number: int = reducer.completed
@@ -185,14 +185,14 @@ class GradientNoiseScale:
         )
 
     def _take(self, needs_one: bool = True) -> None:
-        """What the reducer has measured since the last time."""
+        """Takes the norms that the reducer has measured since the last call."""
         for number, own, variance, mean in self._reducer.take_norms() if self._reducer else ():
             batches, first = self._of_step.pop(number, (1, None))
             for forgotten in [n for n in self._of_step if n < number]:
                 del self._of_step[forgotten]
             large = Square(mean, variance / self._model.group.world_size)
             small = Square(own, variance)
-            if first is not None:  # what is accumulated is the sum of its batches
+            if first is not None:  # the accumulated gradient is the sum over its batches
                 small, large = first, Square(mean / batches**2, variance)
             result = estimates(small, large)
             if all(map(math.isfinite, result)):
@@ -213,7 +213,7 @@ def _squared_norm(parameters: Sequence[torch.Tensor]) -> float:
 
 
 def _check_gradients_are_new(model: Any) -> None:
-    """Looks at the smallest parameter, which costs next to nothing."""
+    """Raises if gradients were not zeroed. Checks only the smallest parameter, which is cheap."""
     smallest = min(model._parameters_by_number, key=torch.Tensor.numel)
     if smallest.grad is not None and bool(smallest.grad.any()):
         raise Error(
@@ -235,11 +235,11 @@ def gradient_noise_scale(
     Two ranks are needed, or accumulation with ``model.no_sync()``. The loss is a mean over the
     batch; gradients are zeroed or dropped in each step.
 
-    ``window``      how many of the last measured steps are in the value; by default all.
+    ``window``      the number of latest measured steps in the value; by default all.
     ``every``       measure every n-th step, beginning with the first. Measuring each step (1) takes
                     some percent of the time, every tenth some thousandths.
-    ``batch_size``  samples of one forward on this rank; by default the first dimension of the first
-                    tensor that the model is given.
+    ``batch_size``  samples of one forward on this rank; by default the first dimension of the
+                    model's first tensor argument.
 
     >>> with dpcore.gradient_noise_scale(model, window=200) as g:  # doctest: +SKIP
     ...     train_one_epoch()

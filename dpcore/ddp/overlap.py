@@ -1,16 +1,16 @@
-"""How much of the communication of training is hidden? ``measure_overlap`` runs it and says.
+"""``measure_overlap`` measures how much of the communication of training is hidden.
 
-Two things hide it badly. *Exposed* is the time in which the computing thread sits in a wait for
-communication. *Slowdown* is not seen by looking at waits: communication takes processor time and
-memory bandwidth from the computation beside it, all the more when ranks have few cores.
+Communication costs time in two ways. *Exposed* is the time in which the computing thread waits for
+communication. *Slowdown* does not show in waits: communication takes processor time and memory
+bandwidth from the computation beside it, all the more when ranks have few cores.
 
     overlap = 1 - (exposed + slowdown) / communication
 
-1 is communication that costs nothing; 0 is the cost of doing it all after backward.
+With overlap 1, communication costs no time; with 0, as much as if it all ran after backward.
 
-Steps with and without communication are run in pairs, and what counts is the difference within a
-pair: whatever makes the machine slow for a while makes both slow. The interval is made of order
-statistics, so it assumes nothing about how times scatter, and a few disturbed steps don't move it.
+Steps with and without communication run in pairs, and only the difference within a pair counts: a
+disturbance of the machine slows both. The interval is made of order statistics, so it assumes no
+distribution of times, and a few disturbed steps do not move it.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from dpcore.errors import Error, Unsupported
 from dpcore.recorder.entry import trace
 from dpcore.recorder.recording import Trace
 
-_DOUBT = 0.025  # of each of the two quantities that the interval of the overlap is made of
+_DOUBT = 0.025  # for each of the two quantities from which the overlap's interval is made
 
 
 @dataclass(frozen=True)
 class Overlap:
-    """Medians in milliseconds per step on this rank. ``interval``: where the overlap lies with 95%
-    confidence."""
+    """Medians in milliseconds per step on this rank. ``interval`` is the 95% confidence interval
+    of the overlap."""
 
     step_ms: float  # forward and backward with communication
-    alone_ms: float  # without, all ranks computing at once: the difference is of pairs
+    alone_ms: float  # without, while all ranks compute: step_ms minus the difference of pairs
     communication_ms: float  # at least one operation in flight
     exposed_ms: float
     interval: tuple[float, float]
 
     @property
     def slowdown_ms(self) -> float:
-        """How much longer computing takes because of the communication beside it."""
+        """How much the communication beside it slows down the computation."""
         return self.step_ms - self.exposed_ms - self.alone_ms
 
     @property
@@ -74,8 +74,8 @@ def measure_overlap(model: DataParallel, step: Callable[[], Any], steps: int = 2
     """Runs ``step`` with and without communication in pairs, on all ranks.
 
     ``step`` does forward and backward, and no optimizer step: half of its gradients are not
-    averaged. Gradients are dropped before each. What the schedule leaves in flight is waited for
-    at the end of each step, as an optimizer would, and counts as exposed.
+    averaged. Gradients are dropped before each step. At its end it waits for buckets that the
+    schedule left in flight, as an optimizer would, and counts that wait as exposed.
 
     >>> print(dpcore.measure_overlap(model, lambda: loss(model(x)).backward()))  # doctest: +SKIP
     overlap 0.62, between 0.55 and 0.68 (95%); slowdown 2.60 ms and exposed 1.10 ms of 9.60 ms of
@@ -131,7 +131,7 @@ def measure_overlap(model: DataParallel, step: Callable[[], Any], steps: int = 2
 
 
 def finish_device(device: torch.device) -> None:
-    """Until a GPU has done what it was given. Other devices do it at once."""
+    """Waits until a GPU has finished its work. On other devices calls are synchronous."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

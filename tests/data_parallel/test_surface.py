@@ -104,7 +104,7 @@ REFUSED = (
     ({"device_ids": [0, 1]}, ValueError, "a rank has one device"),
     ({"device_ids": [0]}, ValueError, "modules on one accelerator"),
     ({"output_device": 1}, ValueError, "modules on one accelerator"),
-    ({"delay_all_reduce_named_params": []}, ValueError, "give both or none"),
+    ({"delay_all_reduce_named_params": []}, ValueError, "give both or neither"),
     ({"process_group": object(), "device_mesh": object()}, RuntimeError, "Cannot specify both"),
     ({"bucket_cap_mb": -1}, dpcore.Error, r"at least 0 and below \d+; .+ says \[-1\]"),
     ({"bucket_cap_mb": float("nan")}, dpcore.Error, "a number of MiB, at least 0"),
@@ -146,7 +146,7 @@ def test_arguments_that_torch_warns_of():
     def body(comm):
         for options, text in (
             ({"broadcast_buffers": True}, "say forward_sync_buffers"),
-            ({"broadcast_buffers": True, "forward_sync_buffers": False}, "what counts"),
+            ({"broadcast_buffers": True, "forward_sync_buffers": False}, "overrides it"),
             ({"check_reduction": True}, "no effect"),
         ):
             with pytest.warns(FutureWarning, match=text):

@@ -108,7 +108,7 @@ def outer_lbfgs(comm):
 REFUSED = [
     (of_another_module, "optimizer has 10 parameters, the first of shape [40, 6], that are not"),
     (outer_of_another_module, "DiLoCo: outer_optimizer has 10 parameters, the first of shape"),
-    (outer_with_too_little, "outer_optimizer has not norm.weight, norm.bias, shared.weight, sha"),
+    (outer_with_too_little, "outer_optimizer lacks norm.weight, norm.bias, shared.weight, sha"),
     (outer_lbfgs, "outer_optimizer is LBFGS, whose step() computes the loss again"),
     (outer_is_the_inner, "outer_optimizer is the optimizer itself; make another one"),
     (in_data_parallel, "LocalSGD: a DataParallel averages the gradients of every step already"),
@@ -224,7 +224,7 @@ def test_a_rank_that_leaves_the_block_earlier():
 
     for said, steps in zip(dp.spawn(body, 2, mode="threads"), (8, 6), strict=True):
         assert said.startswith(f"LocalSGD, after step {steps} of this rank: ")
-        assert "to make as many syncs as the others" in said
+        assert "all must make the same number of syncs" in said
 
 
 def test_ranks_may_leave_within_the_same_interval():

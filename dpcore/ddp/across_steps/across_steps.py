@@ -1,14 +1,14 @@
-"""A model whose schedule goes on under the next forward: "priority", "dear", "zero1".
+"""A model whose schedule continues under the next forward: "priority", "dear", "zero1", "zero2".
 
-The optimizer's step is one of their phases (csrc/reducer/phases/phases.h), so such a model needs
-``dpcore.DistributedOptimizer``, which records its step and makes it bucket by bucket. The first
-synchronised forward is watched: which module uses which parameters first says in what order they
-are needed, so buckets are cut once, before the first backward, by rank 0's order; and from then on
-each module's forward waits for what it needs. What nobody was seen to use is awaited before
-forward, and when the wrapper's forward ends nothing is in flight any more.
+The optimizer's step is one of the schedule's phases (csrc/reducer/phases/phases.h), so the model
+needs ``dpcore.DistributedOptimizer``, which records a step and applies it bucket by bucket. The
+first synchronised forward is observed to learn which module uses which parameters first, and in
+what order. Buckets are cut once, before the first backward, in rank 0's order. From then on each
+module's forward waits for its parameters. Parameters that no module was seen to use are awaited
+before forward. When the wrapper's forward ends, nothing is in flight.
 
-A parameter that is used before its phases are over would be a stale value and a wrong result. The
-first forwards are watched for that, and with DPCORE_CHECK=1 all of them.
+If a module uses a parameter before its phases are over, it computes with a stale value. The first
+forwards are checked for that, and with DPCORE_CHECK=1 all of them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from dpcore import _C
 
-_WATCHED_FORWARDS = 3  # after the one that is learned from
+_WATCHED_FORWARDS = 3  # after the first, from which the order is learned
 STEP_ADVICE = ". If another rank has left out optimizer.step(): all ranks step, or none does"
 
 
@@ -41,29 +41,29 @@ class Steps(Protocol):
     """The optimizer's side: dpcore/ddp/across_steps/."""
 
     def buckets_are_cut(self) -> None:
-        """Buckets are what they will be: all ranks call it."""
+        """Called on all ranks once buckets have their final form."""
 
     def update(self, buckets: list[int]) -> None:
-        """The recorded step of what is in these buckets, in one call of the optimizer."""
+        """Applies the recorded step to these buckets, in one call of the optimizer."""
 
     def is_in_use(self) -> bool:
         """Whether the program still has the optimizer."""
 
     def is_of(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether it is the DistributedOptimizer, or the one that this one was made of."""
+        """Whether ``optimizer`` is the DistributedOptimizer or the one inside it."""
 
     def before_forward(self) -> None:
-        """Before a forward that learns."""
+        """Called before each forward in training."""
 
     def after_forward(self, output: Any) -> None:
-        """After it: whether its gradients may be added to what there is."""
+        """Called after it. Checks that its gradients may be added to those that exist."""
 
     def full_gradients(self) -> dict[int, torch.Tensor]:
-        """Averages, by the parameter's number. All ranks call it."""
+        """The averaged gradients by the parameter's number. All ranks call it."""
 
 
 class AcrossSteps:
-    """What ``DataParallel`` asks when its schedule's phases have an update."""
+    """The part of a ``DataParallel`` whose schedule has an update among its phases."""
 
     def __init__(self, model: Wrapped) -> None:
         _check(model)
@@ -72,14 +72,14 @@ class AcrossSteps:
         before: AcrossSteps | None = model.__dict__.get("_across")
         self._is_refreshed = before is not None and before._steps is not None
         self._has_learned = False
-        self._is_refused = False  # the optimizer, by an error that the program has seen
+        self._is_refused = False  # the optimizer was, by an error that the program has seen
         self._forwards = 0
         self._in_forward = False
-        self._modules: list[tuple[nn.Module, list[int]]] = []  # that use parameters, and which
-        self._has_begun: set[int] = set()  # of these, in this forward
+        self._modules: list[tuple[nn.Module, list[int]]] = []  # with the parameters they use first
+        self._has_begun: set[int] = set()  # numbers of modules that have begun in this forward
         self._always_checks = os.environ.get("DPCORE_CHECK", "0") not in ("", "0")
         self._handles: list[RemovableHandle] = []
-        me = weakref.ref(self)  # or else the module keeps this, and an old reducer, after the model
+        me = weakref.ref(self)  # else the module would keep this and an old reducer alive
 
         def finish_unless_inside() -> None:
             if (alive := me()) is not None:
@@ -94,27 +94,27 @@ class AcrossSteps:
         self._end: weakref.finalize[..., Wrapped] | None = None
 
     def serve(self, reducer: _C.Reducer) -> None:
-        """The module may outlive its wrapper, and then has the parameters of the last step."""
+        """Finishes the last step when the wrapper is dropped, for a module that outlives it."""
         self._end = weakref.finalize(self._wrapped(), self._model_is_gone, reducer)
         self._end.atexit = False
 
     def _model_is_gone(self, reducer: _C.Reducer) -> None:
-        """Up to Python 3.11 garbage is collected wherever something is allocated, also in the
-        middle of a call of torch that holds a lock. A thread that gets Python's lock meanwhile may
-        wait for that one without end, so it is given away only if there is something to wait for.
+        """Waits for a step in flight. Up to Python 3.11 garbage collection may run at any
+        allocation, even inside a call of torch that holds a lock. Releasing the GIL there could
+        deadlock with a thread that wants that lock, so it is released only if a step is in flight.
         """
         try:
             if reducer.is_in_flight and not (reducer.has_failed or self._is_refused):
                 reducer.flush()
         except Error as error:
             if type(error) is not Error:
-                raise  # nobody can catch it here, so Python prints it
-            # A schedule left out a phase, and the program has been told.
+                raise  # no caller can catch it here, so Python prints it
+            # A schedule left out a phase; the program has had that error.
         finally:
             self._take_hooks_away(reducer)
 
     def leave(self) -> None:
-        """Another one takes its place, with other numbers for modules and buckets."""
+        """Removes the hooks before another object takes over with other modules and buckets."""
         if self._end is not None:
             self._end.detach()
         self._take_hooks_away(self._wrapped()._reducer)
@@ -127,7 +127,7 @@ class AcrossSteps:
     # ---- the optimizer -----------------------------------------------------------------------
 
     def attach(self, steps: Steps) -> None:
-        """Called by ``DistributedOptimizer``."""
+        """Takes the steps of a new ``DistributedOptimizer``."""
         if self._steps is not None and self._steps.is_in_use():
             raise Unsupported(
                 "DistributedOptimizer: this model has one already, which steps a whole bucket at a "
@@ -139,7 +139,7 @@ class AcrossSteps:
             steps.buckets_are_cut()
 
     def steps(self) -> Steps:
-        """The optimizer, which has to be there by now."""
+        """The optimizer's side. Raises if the program has made no ``DistributedOptimizer``."""
         if self._steps is None:
             raise self._without_optimizer()
         return self._steps
@@ -148,26 +148,26 @@ class AcrossSteps:
         return Unsupported(_advice(self._wrapped(), self._is_refreshed))
 
     def refuse(self, what: str) -> None:
-        """Features of a wrapped model that none of these schedules has."""
+        """Raises for a feature that none of these schedules supports."""
         _refuse(self._wrapped(), what)
 
     def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Before a step of whatever optimizer trains these parameters."""
+        """Called before each step of an optimizer that trains these parameters."""
         if self._steps is None or not self._steps.is_of(optimizer):
             raise self._without_optimizer()
 
     def update(self, buckets: list[int]) -> None:
-        """The reducer's callback. It needs no model: that one may be gone by the last step."""
+        """The reducer's callback. It does not use the model, which may be gone by the last step."""
         try:
-            with torch._C.DisableTorchFunction():  # nobody watches, gradients are what they are
+            with torch._C.DisableTorchFunction():  # guarded gradients act as plain tensors here
                 self.steps().update(buckets)
         except Unsupported:
             self._is_refused = True
             raise
 
     def finish(self) -> None:
-        """The communicator ends. Between a backward and its step, nothing is updated; what has
-        failed has been told."""
+        """Finishes the phases before the communicator closes. After a backward without a step
+        nothing is updated. A failed reducer is left alone: its error was raised before."""
         reducer = self._wrapped()._reducer
         if reducer.is_in_flight and not reducer.has_failed:
             reducer.finish_phases()
@@ -175,7 +175,7 @@ class AcrossSteps:
     # ---- forward -----------------------------------------------------------------------------
 
     def before_forward(self, learning: bool) -> None:
-        """Each forward of the wrapper begins so."""
+        """Called at the start of each forward of the wrapper."""
         reducer = self._wrapped()._reducer
         if learning:
             steps = self.steps()
@@ -193,7 +193,7 @@ class AcrossSteps:
         return output
 
     def _watched(self, run: Callable[[], Any], synchronised: bool) -> Any:
-        """While that is new."""
+        """Runs the forward and observes the parameters it uses, in the first forwards only."""
         model = self._wrapped()
         learns = synchronised and not self._has_learned
         self._in_forward = True
@@ -215,7 +215,7 @@ class AcrossSteps:
         return output
 
     def _learn(self, model: Wrapped, needs: Needs) -> None:
-        """All ranks cut buckets alike, though their first forwards may have differed."""
+        """Cuts the buckets by rank 0's order, since the first forwards of ranks may differ."""
         order = torch.tensor(needs.order, device=model.device)
         model._model_group.broadcast(order, 0)
         reducer = model._reducer
@@ -231,7 +231,7 @@ class AcrossSteps:
         if model._reducer.is_current(number):
             return
         name, schedule = name_of(model, number), model.schedule
-        for module in self._has_begun:  # the schedule has had the forward_begin of these
+        for module in self._has_begun:  # the schedule has had forward_begin for these modules
             if number in self._modules[module][1]:
                 raise Error(_not_awaited(model, name, module))
         raise Error(
@@ -242,7 +242,7 @@ class AcrossSteps:
         )
 
     def _finish_unless_inside(self) -> None:
-        """For what goes by the wrapper: ``model.module(x)``, ``model.module.state_dict()``."""
+        """Finishes the step for calls that bypass the wrapper, such as ``model.module(x)``."""
         model = self._model()
         if model is not None and not self._in_forward:
             model._reducer.flush()
@@ -254,7 +254,7 @@ class AcrossSteps:
 
 
 class ModuleHook:
-    """What a module calls. A copy of the module, by pickle or deepcopy, belongs to nobody yet."""
+    """A hook on a module. In a copy of the module, by pickle or deepcopy, it does nothing."""
 
     def __init__(self, call: Callable[[], None] | None = None) -> None:
         self._call = call
@@ -285,14 +285,15 @@ def listen(
 
 
 class FlushedBefore(nn.Module):
-    """The methods of a wrapped model that show its parameters: what is in flight is over first."""
+    """The methods of a wrapped model that expose its parameters. They finish the step first."""
 
     _across: AcrossSteps | None
     _reducer: _C.Reducer
 
     def flush(self) -> None:
-        """Finishes the step that is under way. Only schedules that go on under the next forward
-        leave one. All ranks call it after the same steps, though it needs none of them to."""
+        """Finishes a step that is in flight under "priority", "dear", "zero1" or "zero2"; does
+        nothing under other schedules. All ranks should call it after the same steps, but it does
+        not wait for them to."""
         if self.__dict__.get("_across") is not None:
             self._reducer.flush()
 
@@ -313,13 +314,12 @@ class FlushedBefore(nn.Module):
         raise AssertionError(f"buckets {buckets} have no update: it is the program that steps")
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """As in torch, for ``to()``, ``double()`` and the like. A step is over before it is
-        overtaken by them."""
+        """As in torch, for ``to()``, ``double()`` and the like. Finishes a step in flight first."""
         self.flush()
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
     def train(self, mode: bool = True) -> Any:
-        """As in torch. Evaluation sees the parameters of the last step."""
+        """As in torch. Evaluation uses the parameters of the last step."""
         if not mode:
             self.flush()
         return super().train(mode)
@@ -337,7 +337,7 @@ def name_of(model: Wrapped, number: int) -> str:
 
 
 def _not_awaited(model: Wrapped, name: str, module: int) -> str:
-    """For a schedule of the program's own that has left out a wait."""
+    """The error for a user's schedule that lacks a wait."""
     report = enumerate(model.bucket_report())
     bucket = next(number for number, line in report if name in line.parameters)
     phases = model._reducer.phases
@@ -353,7 +353,7 @@ def _not_awaited(model: Wrapped, name: str, module: int) -> str:
 
 
 def _advice(model: Wrapped, is_refreshed: bool) -> str:
-    """For a program without the optimizer that the schedule needs."""
+    """The error for a program that lacks the optimizer its schedule needs."""
     if is_refreshed:
         return (
             "refresh() has ended the DistributedOptimizer that this model had; make another one:\n"
@@ -369,7 +369,7 @@ def _advice(model: Wrapped, is_refreshed: bool) -> str:
 
 
 def _check(model: Wrapped) -> None:
-    """What these schedules can't do, by name."""
+    """Raises for options that these schedules do not support."""
     kinds: tuple[type, ...] = (torch.jit.ScriptModule,)
     if (dynamo := sys.modules.get("torch._dynamo.eval_frame")) is not None:
         kinds += (dynamo.OptimizedModule,)
@@ -387,6 +387,6 @@ def _check(model: Wrapped) -> None:
 
 
 def _refuse(model: Wrapped, what: str) -> NoReturn:
-    wanted = model._first_steps.schedule  # the reducer, which knows its name, is not there yet
+    wanted = model._first_steps.schedule  # there is no reducer yet to ask for the name
     name = wanted if isinstance(wanted, str) else type(wanted).__name__
     raise Unsupported(f"schedule='{name}' does not work with {what}; use 'bucketed' or 'auto'")

@@ -46,8 +46,8 @@ class StepsOfModel:
 
 
 def hyperparameters_of(optimizer: Optimizer) -> Groups:
-    """Those of each parameter group, as they are now: a scheduler may change them before they are
-    used."""
+    """The current hyperparameters of each parameter group. They are copied, because a scheduler may
+    change them before they are used."""
     return [
         {
             key: value.clone() if isinstance(value, torch.Tensor) else value
@@ -61,8 +61,7 @@ def hyperparameters_of(optimizer: Optimizer) -> Groups:
 def step_with(
     optimizer: Optimizer, recorded: Groups, params_of: Callable[[int], Iterable[torch.Tensor]]
 ) -> None:
-    """A step of the optimizer with the recorded hyperparameters, for these parameters of each group
-    only."""
+    """Steps the given parameters of each group, with the recorded hyperparameters."""
     groups = optimizer.param_groups
     narrowed = [{**group, "params": list(params_of(at))} for at, group in enumerate(recorded)]
     optimizer.param_groups = [group for group in narrowed if group["params"]]
@@ -76,9 +75,9 @@ def step_with(
             if key != "params" and (key not in before or _is_changed(before[key], value)):
                 raise Unsupported(
                     f"DistributedOptimizer: {type(optimizer).__name__}.step() changes {key!r} in "
-                    "param_groups, which would be lost: each of several calls steps a few "
-                    "parameters, with a copy of the groups. Count in optimizer.state of each "
-                    "parameter, or use schedule='bucketed' and the optimizer as it is"
+                    "param_groups, which would be lost: step() is called several times, each time "
+                    "for a few parameters and with a copy of the groups. Keep it in the state of "
+                    "each parameter, or use schedule='bucketed' with the plain optimizer"
                 )
 
 

@@ -4,9 +4,9 @@
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     optimizer = dpcore.DistributedOptimizer(optimizer, model)
 
-``step()`` records the hyperparameters of this moment and returns. The optimizer that was given does
-the work, bucket by bucket, with ``param_groups`` narrowed to the bucket: under "priority" and
-"dear" when the forward of a module that needs it begins (whole_steps.py), under "zero1" in
+``step()`` records the current hyperparameters. The wrapped optimizer then steps one bucket at a
+time, with ``param_groups`` narrowed to that bucket. Under "priority" and "dear" that happens when
+the forward of a module that needs the bucket begins (whole_steps.py), under "zero1" within
 ``step()``, for this rank's part of each bucket (part_steps.py).
 """
 
@@ -30,13 +30,13 @@ class DistributedOptimizer(Optimizer):
     """Wraps ``optimizer``, which trains parameters of ``model``, a ``dpcore.DataParallel`` with
     schedule "priority", "dear", "zero1" or "zero2".
 
-    An ``Optimizer`` with the same ``param_groups``: learning rate schedulers and frameworks take
-    it. ``step()`` returns before the parameters are updated; a forward, or a read through
-    ``model``, sees them updated.
+    It is an ``Optimizer`` with the same ``param_groups``, so learning rate schedulers and
+    frameworks accept it. ``step()`` may return before the parameters are updated; a forward, or a
+    read through ``model``, sees them updated.
 
-    torch's optimizers are known: most are element-wise, Adafactor and Muon need whole parameters.
-    A class of your own says which it is by ``element_wise = True`` or ``per_parameter = True``;
-    the latter runs under "priority" and "dear".
+    Most of torch's optimizers are element-wise; Adafactor and Muon need whole parameters. For a
+    class of your own set ``element_wise = True``, or ``per_parameter = True``, which works only
+    under "priority" and "dear".
     """
 
     def __init__(self, optimizer: Optimizer, model: Any) -> None:
@@ -45,8 +45,8 @@ class DistributedOptimizer(Optimizer):
             given = f"schedule='{model.schedule}'" if is_wrapped else f"a {type(model).__name__}"
             raise Unsupported(
                 "DistributedOptimizer is for a dpcore.DataParallel with schedule='priority', "
-                f"'dear', 'zero1' or 'zero2', and this is {given}; there, use the optimizer "
-                "as it is"
+                f"'dear', 'zero1' or 'zero2', and this is {given}; use the plain optimizer "
+                "with it"
             )
         if not isinstance(optimizer, Optimizer) or isinstance(optimizer, DistributedOptimizer):
             raise Unsupported(
@@ -67,7 +67,7 @@ class DistributedOptimizer(Optimizer):
         model._across.attach(self._steps)
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Notes a step with the gradients of the last backward. All ranks call it."""
+        """Records a step with the gradients of the last backward. All ranks call it."""
         if closure is not None:
             raise Unsupported(
                 "DistributedOptimizer.step(closure): the closure would run forward and backward "
@@ -76,7 +76,7 @@ class DistributedOptimizer(Optimizer):
         self._steps.step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As in torch. A step that is recorded keeps its gradients."""
+        """As in torch. A recorded step keeps its gradients."""
         check_is("True or False", set_to_none=set_to_none)
         if not set_to_none:
             self._steps.keep_gradients()
@@ -96,23 +96,23 @@ class DistributedOptimizer(Optimizer):
         return self._steps.clip(float(max_norm), order)
 
     def state_dict(self) -> dict[str, Any]:
-        """Without communication: under "priority" and "dear" torch's format, under "zero1" this
-        rank's part of it, to be loaded by the same rank among as many ranks."""
+        """The state, without communication: in torch's format under "priority" and "dear"; under
+        "zero1" only this rank's part, for the same rank in a world of the same size."""
         return self._steps.state_dict()
 
     def full_state_dict(self) -> dict[str, Any]:
-        """In torch's format, for any number of ranks, any schedule, and the plain optimizer. All
-        ranks call it and get all of it: under "zero1" on the CPU, as a GPU may have no room for
-        it."""
+        """The whole state in torch's format, for any number of ranks, any schedule, and the plain
+        optimizer. All ranks call it and get it; under "zero1" on the CPU, since it may not fit on
+        a GPU."""
         return self._steps.full_state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """What ``state_dict()``, ``full_state_dict()`` or the plain optimizer has saved."""
+        """Loads a state of ``state_dict()``, ``full_state_dict()`` or the plain optimizer."""
         self._steps.load_state_dict(state_dict)
         self._share_state()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Not after the optimizer was made."""
+        """Raises: parameter groups cannot be added after construction."""
         if self._is_made:
             raise Unsupported(
                 "DistributedOptimizer.add_param_group: the parts of the parameters are laid out "

@@ -1,7 +1,7 @@
-"""What ``parameter.grad`` is under "zero1" and "zero2": a gradient of which this rank has a part.
+"""``parameter.grad`` under "zero1" and "zero2": a gradient of which this rank has only a part.
 
-It may be zeroed or dropped, and its shape may be asked. Whoever reads its numbers gets an error
-that names what to call instead.
+It may be zeroed or dropped, and its shape may be read. Reading its values raises an error that
+says what to call instead.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _CONVERTS = {"bfloat16", "cpu", "double", "float", "half", "to"}  # or returns t
 
 
 class GradientInParts(torch.Tensor):
-    """See above. A tensor gets its own class back when it is zeroed."""
+    """A gradient that refuses to be read. It gets its own class back when it is zeroed."""
 
-    wait: Any  # until nobody reads or writes its memory
-    is_lent: bool  # its memory goes to other gradients, under "zero2"
+    wait: Any  # waits until no operation reads or writes its memory
+    is_lent: bool  # under "zero2": its memory is reused for other gradients
 
     @classmethod
     def __torch_function__(
@@ -57,7 +57,7 @@ class GradientInParts(torch.Tensor):
             if converted is args[0]:
                 return converted
         if name == "__set__" and args[0] is args[1]:
-            return None  # module.to() ends so
+            return None  # the last step of module.to()
         raise Unsupported(
             "this gradient's average is spread over the ranks, by schedule='zero1' or 'zero2', so "
             ".grad can't be read. To clip, call optimizer.clip_grad_norm_(max_norm); to look at "
@@ -67,13 +67,13 @@ class GradientInParts(torch.Tensor):
 
 
 def _has_numbers(attribute: Any) -> bool:
-    """Of a tensor: ``.data`` has, ``.shape`` has not."""
+    """Whether an attribute of a tensor gives its values, as ``.data`` does and ``.shape`` not."""
     return getattr(attribute, "__name__", "") in PROPERTIES_WITH_NUMBERS
 
 
 class Guard:
-    """Called by the reducer: with True when backward ends. See
-    ``dpcore.ddp.wrapper.in_flight.Guard``."""
+    """Turns gradients into ``GradientInParts``: the reducer calls it with True when backward ends.
+    See ``dpcore.ddp.wrapper.in_flight.Guard``."""
 
     def __init__(self, reducer: _C.Reducer, parameters: Sequence[torch.Tensor]) -> None:
         self._parameters = parameters
@@ -101,8 +101,8 @@ class Guard:
         return number in self._deferred
 
     def is_kept(self) -> bool:
-        """Whether the program still has a gradient of the last backward where the next would be
-        added."""
+        """Whether a gradient of the last backward is still in ``.grad``, so that the next backward
+        would add to it."""
         return any(
             isinstance(self._parameters[number].grad, GradientInParts) for number in self._deferred
         )

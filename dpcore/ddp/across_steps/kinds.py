@@ -1,4 +1,4 @@
-"""Which optimizers may step a few parameters at a time, and which of them a part of a parameter."""
+"""Which optimizers may step a few parameters at a time, and which may step part of a parameter."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from torch.optim import Optimizer
 from dpcore.ddp.across_steps import saved
 from dpcore.errors import Unsupported
 
-# Each number of a parameter is stepped by its own gradient and state alone.
+# The step of each element depends only on its own gradient and state.
 _ELEMENT_WISE = (
     *("SGD", "Adam", "AdamW", "NAdam", "RAdam"),
     *("RMSprop", "Adagrad", "Adadelta", "Adamax"),
 )
-_PER_PARAMETER = ("Adafactor", "Muon")  # each parameter is, as a whole
+_PER_PARAMETER = ("Adafactor", "Muon")  # the step of each parameter depends on no other parameter
 
 
 def is_element_wise(optimizer: Optimizer) -> bool:
-    """Whether its state has the parameter's shape, or is of the parameter as a whole."""
+    """Whether it steps each element by that element's gradient and state alone."""
     return _is_one_of(_ELEMENT_WISE, optimizer, "element_wise")
 
 
 def check_kind(optimizer: Optimizer, in_parts: bool, schedule: str) -> None:
-    """Raises when it may not step what the schedule would give it."""
+    """Raises if the optimizer may not step the parts that the schedule would give it."""
     if is_element_wise(optimizer):
         saved.check_whole(optimizer)
         return
@@ -30,8 +30,8 @@ def check_kind(optimizer: Optimizer, in_parts: bool, schedule: str) -> None:
     if isinstance(optimizer, torch.optim.LBFGS):
         raise Unsupported(
             f"schedule='{schedule}': LBFGS steps all parameters together and calls the model "
-            "again, so no bucket can be updated by itself; use schedule='bucketed' and LBFGS as it "
-            "is"
+            "again, so no bucket can be updated by itself; use schedule='bucketed' and the plain "
+            "LBFGS"
         )
     if not _is_one_of(_PER_PARAMETER, optimizer, "per_parameter"):
         raise Unsupported(

@@ -1,7 +1,7 @@
-"""Where each parameter of a bucket lies in flat memory, and which of it is this rank's part.
+"""Where each parameter of a bucket lies in flat memory, and which range is this rank's part.
 
-Gradients and, under "zero1", parameters lie alike in two flat tensors of a bucket. The flat memory
-is as long as ``world_size`` equal parts; rank r steps the r-th.
+A bucket has a flat tensor of gradients and, under "zero1", one of parameters with the same layout.
+It is divided into ``world_size`` equal parts; rank r steps the r-th.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Place(NamedTuple):
-    """Where one parameter lies. ``stride`` is dense, so it fills ``begin`` to ``end``."""
+    """The place of one parameter. ``stride`` is dense, so it fills ``begin`` to ``end``."""
 
     begin: int
     end: int
@@ -42,7 +42,7 @@ class BucketLayout:
         self._views: tuple[int, list[torch.Tensor]] = (0, [])
 
     def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """Each parameter's part of the bucket's gradients. Their memory seldom moves."""
+        """Each parameter's view of the flat tensor. Cached, since the memory seldom moves."""
         address = flat.data_ptr()
         if self._views[0] != address:
             self._views = (address, [place.of(flat) for place in self.places])

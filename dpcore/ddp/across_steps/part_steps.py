@@ -1,13 +1,13 @@
 """Steps under "zero1" and "zero2": each rank steps its part of every bucket, and keeps the
 state for that part. Under "zero2" it also keeps only that part of the gradients.
 
-The parameters move into flat memory that lies as the gradients do, so that a part of a bucket is
-one range of both, whichever parameters it cuts. What the optimizer steps are the *pieces*: each
-parameter's share of this rank's part, as a flat tensor over the same memory. Its own state is keyed
-by them. ``step()`` makes all updates, as first halves of the all-reduces come in; gathering the
-parameters is what goes on under the next forward.
+The parameters move into flat memory with the same layout as the gradients, so a part of a bucket
+is one range in both, even if it cuts a parameter. The optimizer steps *pieces*: each parameter's
+share of this rank's part, as a flat tensor over the same memory. Its state is keyed by pieces.
+``step()`` makes all updates, each as soon as its reduce-scatter completes; the all-gathers of the
+parameters continue under the next forward.
 
-The average of a gradient lies in the parts of all ranks, so nobody may read ``parameter.grad``: see
+The average of a gradient is spread over the ranks, so ``parameter.grad`` cannot be read: see
 ``GradientInParts``.
 """
 
@@ -46,7 +46,7 @@ class Piece(NamedTuple):
 
 
 class PartSteps(StepsOfModel):
-    """Serves one ``DistributedOptimizer`` and its model. See ``across_steps.Steps``."""
+    """The steps of one ``DistributedOptimizer`` and its model. See ``across_steps.Steps``."""
 
     def __init__(self, face: Any, model: Wrapped) -> None:
         super().__init__(face, model)
@@ -55,7 +55,7 @@ class PartSteps(StepsOfModel):
         for at, group in enumerate(self._optimizer.param_groups):
             for parameter in group["params"]:
                 if not parameter.requires_grad:
-                    continue  # frozen: nobody steps it
+                    continue  # frozen: it is not stepped
                 if id(parameter) not in self._numbers:
                     raise Unsupported(
                         f"schedule='{model.schedule}': the optimizer also trains parameters that "
@@ -64,8 +64,8 @@ class PartSteps(StepsOfModel):
                 self._group_of[self._numbers[id(parameter)]] = at
         self._layouts: list[BucketLayout] = []
         self._pieces: list[list[Piece]] = []  # by bucket
-        self._flats: list[torch.Tensor] = []  # of parameters
-        self._addresses: list[int] = []  # of the gradients' flat memory, when pieces got theirs
+        self._flats: list[torch.Tensor] = []  # the parameters' flat memory, by bucket
+        self._addresses: list[int] = []  # of the gradients' flat memory, when pieces got gradients
         self._recorded: Groups = []
         self._to_load: Mapping[str, Any] | None = None
         self._guard = Guard(model._reducer, model._parameters_by_number)
@@ -91,21 +91,21 @@ class PartSteps(StepsOfModel):
             self._pieces.append(pieces)
         before, self._to_load = self._to_load, None
         if before is None and self._optimizer.state:
-            before = self._optimizer.state_dict()  # it has stepped before it came to us
+            before = self._optimizer.state_dict()  # it stepped before it was wrapped
         self._optimizer.state.clear()
         if before is not None:
             self._load(before)
 
     def _adopt(self, number: int, view: torch.Tensor) -> None:
-        """The parameter's values go into the bucket, and stay the parameter's."""
+        """Moves the parameter's values into the bucket and makes the parameter a view of it."""
         parameter = self._parameters[number]
         with torch.no_grad():
             view.copy_(parameter)
         parameter.data = view
 
     def before_forward(self) -> None:
-        """See ``Steps``. Parameters that have left their buckets go back. One of another type
-        stays where it is: the reducer says so."""
+        """See ``Steps``. Moves parameters that have left their buckets back. One whose type has
+        changed stays where it is, and the reducer raises."""
         for layout, flat in zip(self._layouts, self._flats, strict=True):
             address, size = flat.data_ptr(), flat.element_size()
             for number, place in zip(layout.numbers, layout.places, strict=True):
@@ -115,15 +115,15 @@ class PartSteps(StepsOfModel):
                     self._adopt(number, place.of(flat))
 
     def after_forward(self, output: Any) -> None:
-        """See ``Steps``. The program may drop its gradients up to the time when backward begins."""
+        """See ``Steps``. The program may drop its gradients at any time before backward begins."""
         if self._guard.is_kept() and not when_backward_begins(output, self._check_gradients):
             self._check_gradients()
 
     def _check_gradients(self) -> None:
         if self._guard.is_kept():
             raise Unsupported(
-                f"schedule='{self._model.schedule}': backward with the gradients of the one before "
-                "still there. This rank holds only its part of their average, so nothing can be "
+                f"schedule='{self._model.schedule}': backward found the gradients of the previous "
+                "backward. This rank holds only its part of their average, so nothing can be "
                 "added to them; call model.zero_grad() between a step and the next backward, and "
                 "accumulate gradients within model.no_sync()"
             )
@@ -131,7 +131,7 @@ class PartSteps(StepsOfModel):
     # ---- a step ------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """Updates this rank's part of everything."""
+        """Updates this rank's part of every bucket."""
         self._reducer.flush()
         self._recorded = hyperparameters_of(self._optimizer)
         if self._reducer.update_steps():
@@ -158,7 +158,7 @@ class PartSteps(StepsOfModel):
                 by_group[piece.group].append(piece.values)
             values += [self._parameters[n] for n in self._layouts[bucket].numbers]
         step_with(self._optimizer, self._recorded, by_group.__getitem__)
-        torch.autograd.graph.increment_version(values)  # gathered behind autograd's back
+        torch.autograd.graph.increment_version(values)  # the all-gather is unknown to autograd
 
     def _give_gradients(self, bucket: int, pieces: list[Piece]) -> None:
         part = self._reducer.part_of(bucket)
@@ -167,12 +167,12 @@ class PartSteps(StepsOfModel):
         self._addresses[bucket] = part.data_ptr()
         for piece in pieces:
             if self._parameters[piece.number].grad is None:
-                piece.values.grad = None  # no rank has used it, or the program has dropped it
+                piece.values.grad = None  # no rank used it, or the program dropped its gradient
             elif has_moved or piece.values.grad is None:
                 piece.values.grad = part[piece.begin - low : piece.end - low]
 
     def keep_gradients(self) -> None:
-        """Nothing is recorded that has not been done."""
+        """Does nothing: every recorded step is already applied."""
 
     def clip(self, max_norm: float, norm_type: float) -> torch.Tensor:
         """See ``DistributedOptimizer.clip_grad_norm_``."""
@@ -246,8 +246,8 @@ class PartSteps(StepsOfModel):
         return saved.whole(self.state_dict(), self._model._model_group, self._model.device)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """See ``DistributedOptimizer``. Before the first forward, it is kept until buckets are
-        cut."""
+        """See ``DistributedOptimizer``. Before the first forward the state is only stored, and
+        loaded once buckets are cut."""
         group = self._model.group
         saved.check_loadable(state_dict, self._optimizer.param_groups, group.rank, group.world_size)
         saved.take_hyperparameters(state_dict, self._optimizer.param_groups)

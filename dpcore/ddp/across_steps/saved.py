@@ -1,7 +1,7 @@
-"""The optimizer's state under "zero1", to and from disk.
+"""The optimizer's state under "zero1", in the forms in which it is saved and loaded.
 
-``part`` is what one rank has: for each of its pieces the state, and where in the parameter it lies.
-``whole`` puts the parts of all ranks together, in the format of torch's optimizers.
+``part`` gives one rank's state: for each of its pieces, the state and its place in the parameter.
+``whole`` joins the parts of all ranks in the format of torch's optimizers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class SavedPiece(NamedTuple):
 
 
 def indices(groups: list[dict[str, Any]]) -> dict[int, int]:
-    """By the parameter's id."""
+    """The number of each parameter in the groups, by its id."""
     found: dict[int, int] = {}
     for group in groups:
         for parameter in group["params"]:
@@ -42,7 +42,7 @@ def indices(groups: list[dict[str, Any]]) -> dict[int, int]:
 def part(
     pieces: list[SavedPiece], groups: list[dict[str, Any]], rank: int, world_size: int
 ) -> dict[str, Any]:
-    """This rank's ``state_dict``. The tensors are those in use, as in torch."""
+    """This rank's ``state_dict``. As in torch, its tensors are not copies."""
     index = indices(groups)
     return {
         "state": {piece.parameter: dict(piece.state) for piece in pieces if piece.state},
@@ -61,8 +61,8 @@ def part(
 
 
 def whole(own: dict[str, Any], group: Any, device: torch.device) -> dict[str, Any]:
-    """All ranks call it, each with its part. ``device``: what the group takes tensors of; the state
-    is on the CPU."""
+    """The whole state, on the CPU. All ranks call it, each with its part. ``device`` is that of the
+    tensors that the group communicates."""
     state: dict[int, dict[str, Any]] = {}
     sent = {"state": own["state"], "pieces": own[_KEY]["pieces"]}
     for one in _of_all_ranks(sent, group, device):
@@ -80,7 +80,7 @@ def whole(own: dict[str, Any], group: Any, device: torch.device) -> dict[str, An
 
 
 def _is_cut(value: Any, length: int) -> bool:
-    """Whether this is state of each number of a piece, and not of the parameter as a whole."""
+    """Whether a value has one entry per element of a piece, rather than one per parameter."""
     return isinstance(value, torch.Tensor) and value.dim() == 1 and value.numel() == length
 
 
@@ -112,7 +112,7 @@ def _of_all_ranks(own: dict[str, Any], group: Any, device: torch.device) -> list
 def check_loadable(
     state_dict: Mapping[str, Any], groups: list[dict[str, Any]], rank: int, world_size: int
 ) -> None:
-    """Raises when it is of another rank, another number of ranks or another model."""
+    """Raises if the state is of another rank, world size or model."""
     if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= state_dict.keys():
         raise TypeError(
             "load_state_dict: expected what state_dict() or full_state_dict() gave, with 'state' "
@@ -135,8 +135,8 @@ def check_loadable(
 
 
 def check_whole(optimizer: Optimizer) -> None:
-    """Raises when the plain optimizer has loaded what one rank had saved of its part: torch's
-    ``load_state_dict`` looks at no shapes."""
+    """Raises if the plain optimizer has loaded the part of a single rank, which torch's
+    ``load_state_dict`` accepts because it does not compare shapes."""
     for parameter, state in optimizer.state.items():
         for key, value in state.items():
             _check_no_part(key, value, parameter.shape)
@@ -154,9 +154,9 @@ def _check_no_part(key: str, value: Any, shape: torch.Size) -> None:
 
 
 def by_number(state_dict: Mapping[str, Any]) -> dict[str, Any]:
-    """With states by the parameter's number. A saved parameter may have any name that its group
-    lists, as in torch, where the order counts: torch.distributed.checkpoint writes names. A state
-    that no group lists is of no parameter, and is left out."""
+    """The state dict with states keyed by the parameter's number. As in torch, only the order in
+    the groups counts, so a parameter may be saved under any key: torch.distributed.checkpoint
+    uses names. A state whose key is in no group is left out."""
     numbers: dict[Any, int] = {}
     for group in state_dict["param_groups"]:
         for name in group["params"]:
@@ -167,21 +167,21 @@ def by_number(state_dict: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def take_hyperparameters(state_dict: Mapping[str, Any], groups: list[dict[str, Any]]) -> None:
-    """What was saved of the parameter groups, but for their parameters."""
+    """Takes the saved hyperparameters of the groups, without their parameters."""
     for group, theirs in zip(groups, state_dict["param_groups"], strict=True):
         group.update({key: value for key, value in theirs.items() if key != "params"})
 
 
 def state_of(state_dict: Mapping[str, Any], piece: SavedPiece) -> dict[str, Any]:
-    """For this piece, of either format."""
+    """The state of a piece, from a state dict of either format."""
     found = state_dict["state"].get(piece.parameter, {})
     about = state_dict.get(_KEY)
     if about is not None:
         begin, end, *_ = about["pieces"].get(piece.parameter, (0, 0))
         if found and (begin, end) != (piece.begin, piece.end):
             raise Mismatch(
-                f"load_state_dict: of parameter {piece.parameter}, this rank had numbers {begin} "
-                f"to {end} when it was saved, and has {piece.begin} to {piece.end} now: buckets "
+                f"load_state_dict: of parameter {piece.parameter}, this rank held elements {begin} "
+                f"to {end} when it was saved, and holds {piece.begin} to {piece.end} now: buckets "
                 "were cut differently. Save optimizer.full_state_dict(), which fits any buckets"
             )
         return {key: _copied(value) for key, value in found.items()}
@@ -200,8 +200,8 @@ def state_of(state_dict: Mapping[str, Any], piece: SavedPiece) -> dict[str, Any]
 def converted(
     state: Mapping[str, Any], parameter: torch.Tensor, group: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """As torch loads it: all in the parameter's type and on its device, but for the number of
-    steps, which some optimizers count on the CPU."""
+    """A state converted as torch does it: to the parameter's type and device, except the step
+    count, which some optimizers keep on the CPU."""
     dtype = parameter.dtype if parameter.dtype.is_floating_point else None
     counts_there = group.get("capturable") or group.get("fused")
     found = {}

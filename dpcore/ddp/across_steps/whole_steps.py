@@ -1,8 +1,8 @@
 """Steps under "priority" and "dear": every rank has the whole averages, and steps a bucket when the
 forward of a module needs it.
 
-A recorded step keeps its gradients: what the program does to ``parameter.grad`` between ``step()``
-and the update, such as ``zero_grad()``, is of the next step.
+A recorded step keeps its gradients. If the program changes ``parameter.grad`` between ``step()``
+and the update, for example by ``zero_grad()``, that affects only the next step.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 
 class WholeSteps(StepsOfModel):
-    """Serves one ``DistributedOptimizer`` and its model. See ``across_steps.Steps``."""
+    """The steps of one ``DistributedOptimizer`` and its model. See ``across_steps.Steps``."""
 
     def __init__(self, face: Any, model: Wrapped) -> None:
         super().__init__(face, model)
         numbers = {id(p): n for n, p in enumerate(model._parameters_by_number)}
         group_of = {}
-        self._elsewhere: list[list[torch.Tensor]] = []  # parameters of nobody's bucket, by group
+        self._elsewhere: list[list[torch.Tensor]] = []  # parameters in no bucket, by group
         for at, group in enumerate(face.optimizer.param_groups):
             self._elsewhere.append([p for p in group["params"] if id(p) not in numbers])
             group_of.update({numbers[id(p)]: at for p in group["params"] if id(p) in numbers})
@@ -52,11 +52,11 @@ class WholeSteps(StepsOfModel):
         """See ``Steps``. Parameters may lie anywhere."""
 
     def after_forward(self, output: Any) -> None:
-        """Gradients may stay: what is added to an average is averaged again."""
+        """See ``Steps``. Gradients may stay: their sum with new ones is averaged again."""
 
     def step(self) -> None:
-        """Notes it. Where nothing is in flight, the optimizer steps at once."""
-        self._reducer.flush()  # of a step before, without a forward in between
+        """Records the step. If nothing is in flight, the optimizer steps at once."""
+        self._reducer.flush()  # finishes a previous step that no forward followed
         self._recorded = hyperparameters_of(self._optimizer)
         self._gradients = self._gradients_now()
         step_with(self._optimizer, self._recorded, self._elsewhere.__getitem__)
@@ -64,7 +64,7 @@ class WholeSteps(StepsOfModel):
             self._step(sorted(self._group_of))
 
     def _gradients_now(self) -> dict[int, torch.Tensor | None]:
-        """By number. One that is in flight is known by the part of the bucket that it is."""
+        """Gradients by number. For one in flight, its view of the bucket."""
         found = {number: self._parameters[number].grad for number in self._group_of}
         for bucket, layout in enumerate(self._layouts):
             parts = layout.views(self._reducer.flat_of(bucket))
@@ -98,7 +98,7 @@ class WholeSteps(StepsOfModel):
                 self._parameters[n].grad = gradient
 
     def keep_gradients(self) -> None:
-        """Before gradients are overwritten."""
+        """Finishes the recorded step before its gradients are overwritten."""
         self._reducer.flush()
 
     def clip(self, max_norm: float, norm_type: float) -> torch.Tensor:

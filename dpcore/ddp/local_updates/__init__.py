@@ -1,7 +1,6 @@
 """Local updates: each rank trains by itself, and the ranks agree every n steps.
 
-``DataParallel`` agrees in every step. docs/local_updates.md says what happens when, and what it
-costs.
+``DataParallel`` agrees in every step. docs/local_updates.md describes both classes and their cost.
 """
 
 from dpcore.ddp.local_updates.diloco import DiLoCo

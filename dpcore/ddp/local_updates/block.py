@@ -1,8 +1,8 @@
-"""What LocalSGD and DiLoCo have in common: a block that counts steps and sends what is due.
+"""The base of LocalSGD and DiLoCo: a block that counts steps and sends fragments when due.
 
-Nothing of the reducer is used: only a communicator, a flat tensor, and the hook that torch calls
-after a step of an optimizer. A fragment of the parameters is *sent* after one step, and *lands*
-after the same one or a later one; at most one is under way.
+It does not use the reducer, only a communicator, a flat tensor, and the hook that torch calls
+after an optimizer's step. A fragment of the parameters is *sent* after one step, and *lands* after
+that step or a later one; at most one fragment is in flight.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _active: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()  # whose ste
 
 
 class Flight(NamedTuple):
-    """A fragment whose mean is under way."""
+    """A fragment that was sent and has not landed."""
 
     fragment: int
-    step: int  # after which it was sent
-    work: Any  # None when it has arrived
+    step: int  # it was sent after this step
+    work: Any  # None when its mean has arrived
 
 
 class LocalUpdates:
@@ -87,7 +87,7 @@ class LocalUpdates:
         self._dtype = torch.float32
         for _, parameter in self._trained:
             self._dtype = torch.promote_types(self._dtype, parameter.dtype)
-        # Memory for the one fragment that is under way.
+        # Memory for the one fragment in flight.
         largest = max(fragment.elements for fragment in self._fragments)
         self._flat = self._group.flat(largest, self._dtype, device)
         self._steps = self._syncs = 0
@@ -120,15 +120,15 @@ class LocalUpdates:
         return self
 
     def __exit__(self, kind: Any, problem: Any, traceback: Any) -> None:
-        """A last sync for what was trained since the one before: all ranks leave with the same
-        parameters. After an exception nothing is sent, and each rank keeps its own."""
+        """Syncs the last steps, so that all ranks leave with the same parameters. After an
+        exception nothing is sent, and each rank keeps its own."""
         self._hook.remove()
         _active.discard(self._counted)
         if kind is None:
             self._make_equal()
 
     def _agree(self) -> None:
-        self._arrive()  # what an exception has left under way
+        self._arrive()  # a fragment that an exception left in flight
         group = self._group
         own = {"resumed": self._is_resumed, "steps": self._steps}
         options = {"local updates": self._name, **own, **self._options()}
@@ -160,8 +160,8 @@ class LocalUpdates:
                 self._send_buffers()
 
     def sync(self) -> None:
-        """Makes the ranks' parameters equal now, within the block. All ranks call it, between two
-        steps."""
+        """Makes the ranks' parameters equal at once. All ranks call it within the block, between
+        two steps."""
         if self._counted not in _active:
             raise Error(f"{self._name}.sync() comes within the block: `with {self._name}(...):`")
         self._make_equal()
@@ -209,17 +209,17 @@ class LocalUpdates:
         raise NotImplementedError
 
     def _take(self, number: int, is_late: bool) -> bool:
-        """Makes use of the mean. Whether the parameters then differ between ranks."""
+        """Applies the mean. Returns whether the parameters then differ between ranks."""
         raise NotImplementedError
 
     def _take_parameters(self) -> None:
-        """What is kept of the parameters, from those that all ranks have now."""
+        """Refreshes copies of the parameters, which are now equal on all ranks."""
 
     def _options(self) -> dict[str, Any]:
         return {"sync_every": self.sync_every}
 
     def _content(self, what: Any) -> int:
-        """A hash for a message: ranks compare it, and so notice that they are at different
+        """A hash that ranks compare with each message, to detect that they are at different
         syncs."""
         return digest_of([f"sync {self._syncs} {what}"])
 
@@ -230,8 +230,8 @@ class LocalUpdates:
             yield
         except Mismatch as problem:
             raise Mismatch(
-                f"{where}: {problem}. Ranks may be some steps of the optimizer apart, but each has "
-                "to make as many syncs as the others before it leaves the block"
+                f"{where}: {problem}. Ranks may be some steps of the optimizer apart, but all must "
+                "make the same number of syncs before they leave the block"
             ) from None
         except (PeerLost, Timeout) as problem:
             raise type(problem)(
@@ -255,9 +255,9 @@ class LocalUpdates:
     # ---- checkpoints -------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """What ``load_state_dict`` needs to go on from here, beside the states of the module and
-        the optimizer. It calls no other rank, so that one rank alone may save it; where a fragment
-        is under way, it waits until that has arrived."""
+        """The state that ``load_state_dict`` needs to continue from here, beside those of the
+        module and the optimizer. It communicates with no other rank, so one rank may save it
+        alone. It waits for a fragment in flight."""
         self._arrive()
         state: dict[str, Any] = {
             "steps": self._steps,
@@ -275,8 +275,8 @@ class LocalUpdates:
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from there. To be called outside of the block, on all ranks, and so are those of
-        the module and the optimizer: entering the block then leaves all parameters as they are."""
+        """Continues from a saved state. Call it before the block, on all ranks, with those of the
+        module and the optimizer: entering the block then leaves all parameters unchanged."""
         if self._counted in _active:
             raise Error(f"{self._name}: call load_state_dict() before the block, not within it")
         check_state(state, ("steps", "syncs", "moved"), self._name)

@@ -1,4 +1,4 @@
-"""What can't be trained by local updates is refused by name, before anything is sent."""
+"""Refuses what local updates cannot train, with an error that names it, before anything is sent."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def check_module(module: Any, who: str) -> None:
 def check_optimizer(
     optimizer: Any, role: str, module: nn.Module, who: str, whole: bool = False
 ) -> None:
-    """``whole``: it must have all parameters that are trained."""
+    """``whole``: the optimizer must have all trainable parameters."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(
             f"{who}: {role} is {type(optimizer).__name__}, not a torch.optim.Optimizer; make one "
@@ -86,13 +86,13 @@ def check_optimizer(
     missing = [name for name, p in trained_parameters(module, ()) if id(p) not in has]
     if whole and missing:
         raise Unsupported(
-            f"{who}: {role} has not {', '.join(missing[:4])}, which would never be updated; make "
+            f"{who}: {role} lacks {', '.join(missing[:4])}, which would never be updated; make "
             "it of module.parameters()"
         )
 
 
 def check_state(state: Any, names: Iterable[str], who: str) -> None:
-    """``names``: of what ``state_dict()`` gives."""
+    """``names`` are the keys of a ``state_dict()``."""
     if not isinstance(state, Mapping):
         raise TypeError(
             f"{who}: expected what state_dict() of this block gave, not a {type(state).__name__}"
@@ -105,20 +105,20 @@ def check_state(state: Any, names: Iterable[str], who: str) -> None:
 
 
 def unwrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The one that steps, within those that frameworks put around it."""
+    """The innermost optimizer, without the wrappers of frameworks."""
     *_, inner = wrappers(optimizer)
     return inner
 
 
 def wrappers(optimizer: torch.optim.Optimizer) -> Iterator[torch.optim.Optimizer]:
-    """This one, the one within it, and so on to the one that steps."""
+    """The optimizer, the one it wraps, and so on to the innermost."""
     yield optimizer
     if isinstance(inner := vars(optimizer).get("optimizer"), torch.optim.Optimizer):
         yield from wrappers(inner)
 
 
 def inner_of(parameter: Any) -> Any:
-    """The module's parameter that an outer parameter, of this block or an earlier one, is of."""
+    """The module's parameter for an outer parameter, of this block or an earlier one."""
     return vars(parameter).get("_dpcore_inner", parameter)
 
 

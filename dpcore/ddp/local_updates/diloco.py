@@ -1,12 +1,13 @@
-"""``DiLoCo``: what ``sync_every`` steps have changed is a gradient for a second optimizer.
+"""``DiLoCo``: the change over ``sync_every`` steps is the gradient of a second optimizer.
 
     outer = torch.optim.SGD(module.parameters(), lr=0.7, momentum=0.9, nesterov=True)
     with dp.DiLoCo(module, optimizer, outer, sync_every=64):
         ...  # the same loop as for LocalSGD
 
-A flat copy of what the ranks agreed on last is kept: the outer parameters. Their distance to the
-mean of the ranks' parameters is the outer gradient; the ranks go on from where the step of the
-outer optimizer leads. The parameters may travel in fragments, late, and in int8 (int8_blocks.py).
+The outer parameters are a flat copy of the last parameters on which the ranks agreed. Their
+difference from the mean of the ranks' parameters is the outer gradient. The outer optimizer steps,
+and the ranks continue from the new outer parameters. The gradient may be sent in fragments, applied
+late, and be compressed to int8 (int8_blocks.py).
 """
 
 from __future__ import annotations
@@ -32,19 +33,19 @@ from dpcore.errors import Unsupported
 
 
 class DiLoCo(LocalUpdates):
-    """Gives ``outer_optimizer`` what ``sync_every`` steps of the ranks have changed, as a gradient.
+    """Gives ``outer_optimizer`` the change over ``sync_every`` steps of the ranks, as a gradient.
 
     ``module``, ``optimizer``, ``comm``, ``process_group``   as those of ``LocalSGD``.
-    ``outer_optimizer``   made of the module's parameters as well, and of no others. From here on
-                      its groups hold the outer parameters instead, in float32 at least.
-    ``fragments``     into how many parts the parameters are divided. Each is sent after a step
-                      of its own, so that there is less to wait for at once.
-    ``fragment_sync_delay``   steps after which a fragment that was sent is awaited and put in
-                      place: it travels while these steps are computed.
-    ``fragment_update_alpha``   which share of its own parameters a rank keeps when a fragment
-                      arrives late; the outer parameters are the rest.
-    ``bits``          32: outer gradients travel as they are. 8: in blocks of int8, a quarter of the
-                      bytes between two ranks, half of them between four, no fewer from eight on.
+    ``outer_optimizer``   an optimizer of exactly the module's parameters. Its groups are changed
+                      to hold the outer parameters, in float32 at least.
+    ``fragments``     the number of parts into which the parameters are divided. Each is sent
+                      after a step of its own, so that each wait is shorter.
+    ``fragment_sync_delay``   steps between sending a fragment and applying it: it travels while
+                      these steps are computed.
+    ``fragment_update_alpha``   the weight of a rank's own parameters when a fragment arrives
+                      late; the outer parameters have the rest.
+    ``bits``          32: outer gradients are sent in full. 8: in blocks of int8, a quarter of the
+                      bytes between two ranks, half between four, no saving from eight on.
     """
 
     def __init__(
@@ -97,7 +98,8 @@ class DiLoCo(LocalUpdates):
         self._messages: torch.Tensor | None = None
 
     def _hand_over(self) -> None:
-        """The outer parameters to the outer optimizer, with what it knows of the module's."""
+        """Puts the outer parameters into the outer optimizer, in place of the module's, and moves
+        the state of each."""
         outer_of = {
             id(inner): outer
             for fragment, own in zip(self._fragments, self._outer_parameters, strict=True)
@@ -119,7 +121,7 @@ class DiLoCo(LocalUpdates):
     def _take_parameters(self) -> None:
         for fragment, flat in zip(self._fragments, self._outer, strict=True):
             for part, p in zip(fragment.parts_of(flat), fragment.parameters, strict=True):
-                if not torch.equal(part.to(p.dtype), p):  # where they are equal, it may know more
+                if not torch.equal(part.to(p.dtype), p):  # if equal, ``part`` is more precise
                     part.copy_(p)
 
     def _options(self) -> dict[str, Any]:
@@ -137,7 +139,7 @@ class DiLoCo(LocalUpdates):
         }
 
     def _outer_gradient(self, fragment: Fragment, outer: torch.Tensor, out: torch.Tensor) -> None:
-        """Points away from where this rank has gone: a step of SGD against it follows the rank."""
+        """The outer minus this rank's parameters, so a step of SGD moves toward the rank's."""
         fragment.read(out)
         torch.sub(outer, out, out=out)
 
@@ -163,7 +165,7 @@ class DiLoCo(LocalUpdates):
         fragment, own = self._fragments[number], self._outer_parameters[number]
         for parameter, gradient in zip(own, fragment.parts_of(self._flat), strict=True):
             parameter.grad = gradient
-        self.outer_optimizer.step()  # leaves out what has no gradient: the other fragments
+        self.outer_optimizer.step()  # skips the other fragments, which have no gradient
         for parameter in own:
             parameter.grad = None
         kept = self.fragment_update_alpha if is_late else 0.0
@@ -171,7 +173,7 @@ class DiLoCo(LocalUpdates):
         return kept > 0
 
     def state_dict(self) -> dict[str, Any]:
-        """See ``LocalSGD.state_dict``; the outer parameters and ``outer_optimizer`` are in it."""
+        """See ``LocalSGD.state_dict``. It includes the outer parameters and ``outer_optimizer``."""
         outer = [parameter for own in self._outer_parameters for parameter in own]
         return super().state_dict() | {
             "outer_parameters": {

@@ -1,4 +1,4 @@
-"""The parameters in parts, each of which can be laid into a flat tensor and back."""
+"""Divides the parameters into fragments, each of which is copied to a flat tensor and back."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Fragment:
         self.elements = sum(self.sizes)
 
     def parts_of(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """The parameters' places in it, in their shapes."""
+        """The views of ``flat`` for each parameter, in its shape."""
         parts = torch.split(flat[: self.elements], self.sizes)
         return [part.view(p.shape) for part, p in zip(parts, self.parameters, strict=True)]
 
@@ -26,7 +26,7 @@ class Fragment:
         torch._foreach_copy_(self.parts_of(flat), [p.detach() for p in self.parameters])
 
     def write(self, flat: torch.Tensor, weight: float = 1.0) -> None:
-        """The parameters become these numbers, or move that share of the way to them."""
+        """Sets the parameters to these values, or moves them that share of the way."""
         parts = [
             part.to(p.dtype) for part, p in zip(self.parts_of(flat), self.parameters, strict=True)
         ]
@@ -38,7 +38,7 @@ class Fragment:
 
 
 def cut(parameters: Sequence[nn.Parameter], count: int) -> list[Fragment]:
-    """Neighbours together, in fragments of about the same size; none is empty."""
+    """Divides the parameters, in order, into nonempty fragments of about the same size."""
     sizes = list(accumulate(parameter.numel() for parameter in parameters))
     ends = [0]
     for number in range(1, count):

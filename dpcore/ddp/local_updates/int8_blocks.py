@@ -1,12 +1,11 @@
-"""Numbers in blocks of int8: what ``dp.DiLoCo(..., bits=8)`` sends instead of float32.
+"""Blocks of int8: the encoding that ``dp.DiLoCo(..., bits=8)`` sends instead of float32.
 
-A block is 256 neighbouring numbers, divided by a scale of their own that brings the largest of them
-to 127, and rounded. A message is all int8 of a tensor, then the float32 scales of its blocks: 1.016
-bytes for a number. What is decoded is off by at most half a scale, 1/254 of the largest number of
-the block.
+A block has 256 neighbouring numbers. They are divided by the block's scale, which brings the
+largest to 127, and rounded. A message has all int8 of a tensor, then the float32 scales of its
+blocks: 1.016 bytes per number. The error is at most half a scale, 1/254 of the block's largest
+number.
 
-A block with an infinity or a NaN is decoded as NaN throughout, so that a training that diverges
-shows it.
+A block with an infinity or a NaN is decoded as NaN throughout, so that divergence stays visible.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ BLOCK = 256
 
 
 def message_bytes(elements: int) -> int:
-    """How long the message of so many numbers is."""
+    """The length in bytes of a message with ``elements`` numbers."""
     blocks = -(-elements // BLOCK)
     return blocks * (BLOCK + 4)
 
@@ -45,8 +44,8 @@ def decode(message: torch.Tensor, elements: int) -> torch.Tensor:
 
 
 def mean_of(messages: torch.Tensor, out: torch.Tensor) -> None:
-    """The mean of what several messages of one length say, one behind the other, into ``out``.
-    They are added in their order: whoever has the same messages has the same bits."""
+    """Writes the mean of concatenated messages to ``out``. They are added in order, so ranks with
+    the same messages get the same bits."""
     count = messages.numel() // message_bytes(out.numel())
     out.zero_()
     for message in messages.chunk(count):

@@ -1,7 +1,7 @@
 """``LocalSGD``: the ranks' parameters become their mean every ``sync_every`` steps.
 
 with dp.LocalSGD(module, optimizer, sync_every=16):
-    for inputs, targets in loader:  # each rank reads different ones
+    for inputs, targets in loader:  # each rank reads different batches
         optimizer.zero_grad()
         loss(module(inputs), targets).backward()
         optimizer.step()  # every 16th also averages the parameters
@@ -22,8 +22,8 @@ class LocalSGD(LocalUpdates):
     """Averages the parameters of all ranks after every ``sync_every``-th step of ``optimizer``.
 
     ``module``        the model itself, not a ``DataParallel``.
-    ``optimizer``     any of torch, made of the module's parameters. Of several, the one that steps
-                      last.
+    ``optimizer``     an optimizer of torch for the module's parameters; if there are several, the
+                      one that steps last.
     ``comm``, ``process_group``   as those of ``DataParallel``.
 
     >>> import torch, dpcore

@@ -1,1 +1,1 @@
-"""What makes a DataParallel torch's DistributedDataParallel for programs that look inside."""
+"""The members that programs expect of torch's DistributedDataParallel, beside ``forward``."""

@@ -1,13 +1,13 @@
 """Communication hooks: functions of the user that replace a bucket's all-reduce.
 
-A hook is ``hook(state, bucket) -> Future``, as torch DDP's are, and those of
-``torch.distributed.algorithms.ddp_comm_hooks`` run unchanged. It is started where the schedule
-launches the bucket, on the thread that runs backward, and its future is waited for where the
-schedule waits for the bucket. The bucket is not divided by the number of ranks before; what the
-future holds is the result.
+A hook is ``hook(state, bucket) -> Future``, as in torch DDP, and those of
+``torch.distributed.algorithms.ddp_comm_hooks`` run unchanged. It starts when the schedule launches
+the bucket, on the thread that runs backward. When the schedule waits for the bucket, the reducer
+waits for the hook's future. The bucket is not divided by the number of ranks first; the value of
+the future is the result.
 
-The reducer keeps a ``HookRunner`` alive, and the runner must not keep the model: it asks for
-buckets through a weak reference.
+The reducer owns a ``HookRunner``. The runner must not keep the model alive, so it holds the
+reducer, its source of buckets, by a weak reference.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _TorchBucket: Any = vars(dist)["GradBucket"]
 
 
 class GradBucket:
-    """Gradients that travel together, with the methods of torch's class of this name (which cannot
-    be constructed from outside of it)."""
+    """A bucket of gradients, with the methods of torch's class of this name, which has no public
+    constructor."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class GradBucket:
         return self._buffer
 
     def set_buffer(self, buffer: torch.Tensor) -> None:
-        """From now on ``buffer()`` and ``gradients()`` are those of ``buffer``."""
+        """Makes ``buffer()`` and ``gradients()`` refer to this buffer."""
         self._buffer = buffer
 
     def gradients(self) -> list[torch.Tensor]:
@@ -76,13 +76,13 @@ class GradBucket:
             self._buffer.as_strided(
                 part.shape, part.stride(), offset + (part.data_ptr() - begin) // size
             )
-            if part.numel() > 0  # else it has no address
+            if part.numel() > 0  # an empty tensor has no address
             else self._buffer.new_empty(part.shape)
             for part in self._parts
         ]
 
     def parameters(self) -> list[torch.Tensor]:
-        """In the order of ``gradients()``."""
+        """The parameters in the order of ``gradients()``."""
         return list(self._parameters)
 
 
@@ -95,15 +95,15 @@ def bucket_of(
 
 
 def check_hook(hook: Any) -> None:
-    """That it can be called with a state and a bucket, and does not promise something else."""
+    """Checks that a hook takes a state and a bucket and that its annotations fit."""
     if not callable(hook):
         raise TypeError(f"a communication hook must be callable, and {type(hook).__name__} is not")
     try:
         signature = inspect.signature(hook)
-    except ValueError:  # of a type of C
+    except ValueError:  # a type defined in C
         raise TypeError(
-            f"a communication hook is called with a state and a bucket, and {hook!r} does not say "
-            "what it takes; wrap it in a function"
+            f"a communication hook is called with a state and a bucket, and {hook!r} has no "
+            "signature to check; wrap it in a function"
         ) from None
     if "bucket" not in signature.parameters:
         raise KeyError(  # as in torch
@@ -126,7 +126,7 @@ def check_hook(hook: Any) -> None:
 
 
 def _is_text(annotation: Any, end: str) -> bool:
-    """Where annotations are not evaluated."""
+    """Whether an unevaluated annotation ends like this."""
     return isinstance(annotation, str) and annotation.endswith(end)
 
 
@@ -135,7 +135,7 @@ def name_of(hook: Any) -> str:
 
 
 def result_of(future: Any) -> torch.Tensor:
-    """What a future of a hook holds, after waiting for it."""
+    """Waits for a hook's future and returns the tensor that it holds."""
     value = future.wait()
     if isinstance(value, (list, tuple)) and len(value) == 1:
         value = value[0]
@@ -148,15 +148,15 @@ def result_of(future: Any) -> torch.Tensor:
 
 
 def completed(value: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-    """A future that nobody needs to wait for."""
+    """A future that already has its value."""
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     future.set_result(value)
     return future
 
 
 def step_in_backward(model: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """For parameters with optimizers of their own: averages the bucket, steps them, and takes the
-    gradients away at the end of backward. ``model`` is a weak reference."""
+    """A hook for parameters with optimizers of their own: averages the bucket, steps them, and
+    removes the gradients at the end of backward. ``model`` is a weak reference."""
     of = model()
     result_of(of.reducer._run_allreduce_hook(bucket)).div_(of.group.world_size)
     for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
@@ -176,7 +176,7 @@ def step_in_backward(model: Any, bucket: GradBucket) -> torch.futures.Future[tor
 
 
 class HookRunner:
-    """What the reducer calls: see csrc/reducer/bucket/bucket_communicator.h."""
+    """Runs a hook for the reducer: see csrc/reducer/bucket/bucket_communicator.h."""
 
     def __init__(
         self,
@@ -199,7 +199,7 @@ class HookRunner:
 
     def start(self, number: int) -> None:
         reducer = self._reducer()
-        assert reducer is not None  # it is what calls
+        assert reducer is not None  # the reducer is the caller
         bucket = bucket_of(reducer, self._parameters, number, number == self._count - 1)
         with torch.no_grad():
             self._pending[number] = (bucket, self.run(bucket))
@@ -222,10 +222,10 @@ class HookRunner:
 
 
 def compose_comm_hooks(*hooks: tuple[Any, Hook]) -> Hook:
-    """One hook of several ``(state, hook)``: each gets the bucket as the one before left it.
+    """Makes one hook of several ``(state, hook)``: each gets the bucket that the previous returned.
 
-    For what comes around an all-reduce: clipping before it, noise or logging after it. The state
-    it is registered with does not matter; each part has its own.
+    It serves for steps around an all-reduce: clipping before it, noise or logging after it. The
+    state it is registered with does not matter; each part has its own.
 
     >>> hook = dpcore.compose_comm_hooks((1.0, clip), (group, allreduce_hook))  # doctest: +SKIP
     >>> model.register_comm_hook(None, hook)                                    # doctest: +SKIP
@@ -241,13 +241,13 @@ def compose_comm_hooks(*hooks: tuple[Any, Hook]) -> Hook:
         first_state, first = hooks[0]
         future = first(first_state, bucket)
         for part_state, part in hooks[1:]:
-            # The next one may communicate, in the order of the buckets on all ranks: not in a
-            # callback, whose moment differs from rank to rank.
+            # The next hook may communicate, and must do so in bucket order on all ranks. So it
+            # does not run in a callback, whose timing differs between ranks.
             bucket.set_buffer(result_of(future).reshape(-1))
             future = part(part_state, bucket)
         return future
 
-    composed.__annotations__ = {}  # it promises what its parts do
+    composed.__annotations__ = {}  # torch would check them; those of its parts count
     vars(composed)["parts"] = hooks  # for `register_comm_hook`
     composed.__qualname__ = "+".join(name_of(hook) for _, hook in hooks)
     return composed

@@ -1,9 +1,10 @@
-"""``torch.compile`` of a wrapped model: dynamo compiles the module within and leaves us alone.
+"""``torch.compile`` of a wrapped model: dynamo compiles the inner module and skips our code.
 
-dynamo asks torch's class for the model whose forward runs, and splits the graph of the module
-where that model's buckets end, so that gradients arrive bucket by bucket. What happens around
-forward must not become part of a graph. dynamo skips torch's own file for that, and is told to skip
-ours as soon as somebody has imported it: importing it ourselves would cost seconds.
+dynamo asks torch's class which DDP's forward is running, and splits the module's graph at that
+model's bucket boundaries, so that gradients arrive bucket by bucket. The code around forward must
+not become part of a graph. dynamo skips torch's own file for that reason, and skips this package
+once ``introduce`` has been called, after the program has imported dynamo: importing it here would
+take seconds.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ knows_us = False
 
 
 def introduce() -> None:
-    """Before any other function of this package runs in a region that dynamo looks at."""
+    """Tells dynamo to skip this package. Called before our other functions in traced code."""
     global knows_us
     rules = getattr(sys.modules["torch._dynamo"], "trace_rules", None)
     if rules is not None:  # else another thread is importing it right now
@@ -27,7 +28,7 @@ def introduce() -> None:
 
 
 def left_alone(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that dynamo neither compiles nor inlines, while it may compile what is called."""
+    """Makes dynamo neither compile nor inline a function. It may compile the functions it calls."""
     eval_frame: Any = torch._C._dynamo.eval_frame
     action = eval_frame._FrameAction
     eval_frame.set_code_exec_strategy(

@@ -1,10 +1,10 @@
-"""``with model.join():`` ranks with fewer inputs than others, in torch's join context.
+"""``with model.join():`` lets ranks have different numbers of inputs, by torch's join context.
 
-A rank that has run out of inputs takes part in what the others communicate: it follows their
-forward, and sends zeros in their backward. Before each synchronised forward the ranks that still
-have inputs tell so, and how many they are: one small all-reduce besides torch's own.
+A rank that has run out of inputs joins the others' communication: it follows their forward, and
+sends zeros in their backward. Before each synchronised forward one small all-reduce, besides
+torch's own, counts the ranks that still have inputs.
 
-The order is the same on both sides: torch's count of ranks, buffers, our count, new buckets,
+All ranks communicate in the same order: torch's count of ranks, buffers, our count, new buckets,
 gradients.
 """
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 class JoinOverGroup(Join):
-    """torch's context, also for a group that torch.distributed does not know."""
+    """torch's join context, which also accepts a group that torch.distributed does not know."""
 
     def __enter__(self) -> None:
-        self._set_joinable_configs()  # the end of a block before has switched them off
+        self._set_joinable_configs()  # the end of a previous block switched them off
 
     def _extract_dist_info(self) -> None:
         groups = [joinable.join_process_group for joinable in self._joinables]
@@ -41,7 +41,7 @@ class JoinOverGroup(Join):
 
 
 class ModelJoin(JoinHook):
-    """What a rank without inputs does for a wrapped model."""
+    """Takes part for a rank that has run out of inputs."""
 
     def __init__(self, model: Wrapped, divide_by_initial_world_size: bool) -> None:
         model.logger._set_uneven_input_join()
@@ -49,7 +49,7 @@ class ModelJoin(JoinHook):
         self.model = model
 
     def main_hook(self) -> None:
-        """Once per forward and backward of the others."""
+        """Follows one forward and backward of the other ranks."""
         model = self.model
         if model._syncs_buffers(before_forward=True):
             model._sync_module_buffers(common_rank(model, among_us=False))
@@ -61,7 +61,7 @@ class ModelJoin(JoinHook):
             model._reducer.shadow_backward()
 
     def post_hook(self, is_last_joiner: bool) -> None:
-        """Everybody has the values of a rank that trained to the end."""
+        """Broadcasts the values of a rank that had inputs to the end."""
         model = self.model
         _scale_averages(model, 1.0)
         model._join_config = model._join_config._replace(enable=False)  # torch leaves it on
@@ -74,7 +74,7 @@ class ModelJoin(JoinHook):
 
 
 def begin_forward(model: Wrapped) -> int:
-    """Called by a rank with inputs: tells the others. Returns the rank whose buffers count."""
+    """Tells the other ranks that this one has inputs. Returns the rank that sends its buffers."""
     Join.notify_join_context(model)  # type: ignore[arg-type]
     return common_rank(model, among_us=True) if model._syncs_buffers(before_forward=True) else 0
 
@@ -88,7 +88,7 @@ def count_active(model: Wrapped, is_active: bool) -> tuple[bool, int]:
 
 
 def take_part(model: Wrapped, active: int) -> None:
-    """Averages are over the ranks with inputs, or over all."""
+    """Sets the divisor of averages: the ranks with inputs, or all."""
     all_ranks = model._divide_by_initial_world_size
     monitor = vars(model).get("_monitor")
     if monitor is not None and active == model.group.world_size:
@@ -98,11 +98,11 @@ def take_part(model: Wrapped, active: int) -> None:
 
 def _scale_averages(model: Wrapped, scale: float) -> None:
     model._reducer.set_scale(scale)
-    model._join_scale = scale  # for sparse gradients, which are in no bucket
+    model._join_scale = scale  # used for sparse gradients, which are in no bucket
 
 
 def common_rank(model: Wrapped, among_us: bool) -> int:
-    """The highest rank of those that say ``among_us``."""
+    """The highest rank that passes ``among_us=True``."""
     candidate = torch.tensor([model.group.rank if among_us else -1], device=model.device)
     model._model_group.all_reduce(candidate, "max", async_op=False)
     return int(candidate)

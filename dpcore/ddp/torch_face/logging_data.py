@@ -1,7 +1,7 @@
-"""``model._get_ddp_logging_data()``: torch's fields, from what the reducer knows.
+"""``model._get_ddp_logging_data()``: torch's fields, filled from the reducer.
 
 Times are in nanoseconds and sampled: the first ten steps and every hundredth after them
-(``_set_ddp_runtime_logging_sample_rate``). ``model.bucket_report()`` says more, per bucket.
+(``_set_ddp_runtime_logging_sample_rate``). ``model.bucket_report()`` has more detail, by bucket.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _GLOO_ENVIRONMENT = {
     "gloo_socket_ifname": "GLOO_SOCKET_IFNAME",
     "gloo_device_transport": "GLOO_DEVICE_TRANSPORT",
 }
-# Names that C++ gives to types.
+# The C++ names of types.
 _TYPES = {torch.float32: "float", torch.float64: "double", torch.float16: "c10::Half"}
 _TYPES[torch.bfloat16] = "c10::BFloat16"
 
 
 class Logger:
-    """``model.logger``: what happened to the model besides steps."""
+    """``model.logger``: facts about the model, such as errors and its communication hook."""
 
     def __init__(self) -> None:
         self.facts: dict[str, Any] = {}
@@ -51,7 +51,7 @@ class Logger:
 
 
 def logging_data(model: Wrapped) -> dict[str, Any]:
-    """torch's fields by torch's names."""
+    """The values of torch's fields, by torch's names."""
     reducer, parameters = model._reducer, model._parameters_by_number
     backend = dist.get_backend(model._torch_group) if model._torch_group else model.backend
     data: dict[str, Any] = {

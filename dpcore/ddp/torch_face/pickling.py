@@ -1,7 +1,7 @@
 """``pickle``, ``copy.deepcopy`` and ``torch.save`` of a wrapped model.
 
-What is saved is the module and how it was wrapped; the copy joins the group that is the default
-where it is loaded, as torch's does. Communication hooks are not saved.
+The module and the arguments of its wrapper are saved. As in torch, the copy uses the default group
+of the process that loads it. Communication hooks are not saved.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dpcore.errors import Error
 if TYPE_CHECKING:
     from dpcore.ddp.wrapper.wrapped import Wrapped
 
-# Made again where it is loaded.
+# Attributes that the loading process makes anew.
 _OF_THIS_PROCESS = (
     "group",
     "logger",
@@ -47,14 +47,14 @@ def state_of(model: Wrapped) -> dict[str, Any]:
     if not model._has_default_group:
         model._raise(
             Error(
-                "a wrapped model can be pickled or copied when it uses the default group: another "
-                "one, passed as process_group= or comm=, cannot be found where it is loaded. "
-                "Pickle or copy model.module, or its state_dict()"
+                "a wrapped model can be pickled or copied only if it uses the default group: "
+                "another one, passed as process_group= or comm=, cannot be found where it is "
+                "loaded. Pickle or copy model.module, or its state_dict()"
             )
         )
     if model._delayed is not None:
         model._raise(Error("a model with delayed parameters cannot be pickled; pickle its module"))
-    model._reducer.flush()  # a step that is under way
+    model._reducer.flush()  # finishes a step in flight
     return {name: value for name, value in vars(model).items() if name not in _OF_THIS_PROCESS}
 
 

@@ -1,7 +1,7 @@
-"""A group of ours as a process group of torch: for communication hooks, and for ``join``.
+"""A dpcore group in the form of torch's process group, for communication hooks and ``join``.
 
-Only what they call: all_reduce, broadcast, all_gather, barrier. Operations are complete when the
-call returns, so futures of them hold their value at once.
+It has only the operations that they call: all_reduce, broadcast, all_gather, barrier. Each is
+complete when the call returns, so its future has a value at once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _OPERATORS = (
 
 
 class _Done(dist.Work):
-    """An operation that is over. Its value is the list that torch's groups give."""
+    """A completed operation. Its value is a list, as in torch's groups."""
 
     def __init__(self, value: Sequence[Any]) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class _Done(dist.Work):
 
 
 class GroupForTorch(dist.ProcessGroup):
-    """``dist.all_reduce(tensor, group=this)`` and the like reach a group of ours."""
+    """Passes ``dist.all_reduce(tensor, group=this)`` and the like to a dpcore group."""
 
     def __init__(self, group: GradientGroup, device: torch.device) -> None:
         super().__init__(group.rank, group.world_size)  # type: ignore[call-arg]
@@ -91,17 +91,17 @@ class GroupForTorch(dist.ProcessGroup):
             for part, value in zip(parts, together, strict=True):
                 part.copy_(value)
             gathered.append(together)
-        return _Done(gathered)  # as NCCL's: hooks index it by rank, and further
+        return _Done(gathered)  # nested as in NCCL's group, since hooks index it
 
     def barrier(self, options: Any = None) -> _Done:
         mark = torch.zeros(1, device=self._device)
         self._group.all_reduce(mark, "sum", async_op=False)
-        numbers_in(mark, self._group)  # holds the host up, too
+        numbers_in(mark, self._group)  # makes the host wait, too
         return _Done([])
 
 
 def _on_each(tensors: Any, run: Callable[[torch.Tensor], Any]) -> _Done:
-    """Runs an operation in place on each tensor, or on a copy of one that has gaps."""
+    """Runs an operation in place on each tensor; for a non-contiguous one, on a copy."""
     tensors = _listed(tensors)
     for tensor in tensors:
         flat = tensor.contiguous()

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 class ReducerFace:
-    """Speaks for the model's reducer. Holds the model weakly: the model holds it."""
+    """A proxy for the model's reducer. The model owns it, so its reference to the model is weak."""
 
     def __init__(self, model: Wrapped) -> None:
         self._of = weakref.ref(model)
-        self.prepared = 0  # backwards by ``prepare_for_backward``
+        self.prepared = 0  # calls of ``prepare_for_backward``
 
     @property
     def _model(self) -> Wrapped:
@@ -32,8 +32,8 @@ class ReducerFace:
         return model
 
     def prepare_for_backward(self, outputs: Any) -> None:
-        """Expects gradients of ``outputs`` from now on: for a backward within forward, at whose end
-        none is expected then. A backward that brings what the last one missed belongs to it."""
+        """Prepares a backward from ``outputs`` that runs within forward; the end of that forward
+        then prepares none. If the last backward missed gradients, this one completes it."""
         model = self._model
         reducer = model._reducer
         self.prepared += 1
@@ -46,15 +46,15 @@ class ReducerFace:
         model._expect_gradients(outputs, model.require_backward_grad_sync)
 
     def was_prepared_since(self, before: int) -> bool:
-        """Whether a backward has been prepared; then it has to be complete. ``before``: of
-        ``prepared``."""
+        """Whether a backward was prepared since ``prepared`` was ``before``. Raises if it is
+        incomplete."""
         if self.prepared == before:
             return False
         raise_if_incomplete(self._model)
         return True
 
     def _run_allreduce_hook(self, bucket: Any) -> Any:
-        """The sum over ranks, in the bucket's buffer."""
+        """Sums the bucket's buffer over the ranks, in place."""
         model, buffer = self._model, bucket.buffer()
         if model._torch_group is not None and model.backend.startswith("torch"):
             return dist.all_reduce(buffer, group=model._torch_group, async_op=True).get_future()
@@ -107,4 +107,4 @@ class ReducerFace:
         self._model._futures_of_buffers.extend(futures)
 
     def _set_optimizer_in_backward(self) -> None:
-        """Gradients that the hook has removed stay removed without being told."""
+        """Does nothing: gradients that the hook has removed stay removed anyway."""

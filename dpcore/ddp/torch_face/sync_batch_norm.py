@@ -1,10 +1,10 @@
-"""Batch normalisation over the batches of all ranks, also where torch's does not do it: on the CPU,
-which it refuses, and on GPUs without torch.distributed, where it would silently normalise each rank
-by itself.
+"""Batch normalisation over all ranks' batches where torch has none: on the CPU, which torch
+refuses, and on GPUs without torch.distributed, where torch would silently normalise each rank
+separately.
 
-Each rank's mean, spread and count are put together as those of one batch would be, so ranks may
-have batches of different sizes, also empty ones. One all-gather in forward, one all-reduce in
-backward, of two numbers per channel.
+The mean, spread and count of all ranks are combined into those of the whole batch, so ranks may
+have batches of different sizes, even empty ones. This takes one all-gather in forward and one
+all-reduce in backward, of two numbers per channel.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dpcore.comm.communicators.torch_group import TorchCommunicator
 
 
 class _OverRanks(torch.autograd.Function):
-    """Normalises with the statistics of all ranks; returns them beside the result."""
+    """Normalises with the statistics of all ranks, and also returns these."""
 
     @staticmethod
     def forward(
@@ -78,7 +78,7 @@ class _OverRanks(torch.autograd.Function):
 
 
 class SyncBatchNorm(nn.SyncBatchNorm):
-    """``torch.nn.SyncBatchNorm``, which DataParallel makes of it where torch's can't."""
+    """Replaces ``torch.nn.SyncBatchNorm`` in a DataParallel where torch's does not work."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         group: GradientGroup | None = vars(self).get("_group")
@@ -109,7 +109,7 @@ class SyncBatchNorm(nn.SyncBatchNorm):
         )
 
     def _factor(self) -> float:
-        """How much the newest batch counts. Counts the batch."""
+        """The weight of the newest batch in the running statistics. Counts the batch."""
         if self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
             if self.momentum is None:
@@ -128,12 +128,12 @@ class SyncBatchNorm(nn.SyncBatchNorm):
 
 
 def torch_can(device_type: str, torch_group: Any) -> bool:
-    """Whether torch's own layers normalise over the ranks that average gradients."""
+    """Whether torch's own layers normalise over all ranks of the model."""
     return device_type != "cpu" and torch_group is not None
 
 
 def take_over(module: nn.Module, group: GradientGroup) -> None:
-    """Makes torch's layers within the module ours."""
+    """Replaces torch's layers in the module by ours."""
     for layer in module.modules():
         if isinstance(layer, nn.SyncBatchNorm):
             if type(layer) is nn.SyncBatchNorm:

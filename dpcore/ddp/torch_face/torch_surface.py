@@ -1,8 +1,8 @@
-"""The methods of torch's class that few programs call, on top of what ``DataParallel`` is.
+"""The methods of torch's class that few programs call.
 
-Each has torch's name and meaning. Where torch's own would reach into its reducer, these reach into
-ours. What is left of torch's machinery raises, so that nothing works by half
-(tests/data_parallel/test_surface.py lists what is inherited).
+Each has torch's name and meaning, but uses our reducer instead of torch's. The remaining methods
+of torch's class raise, so that none half works (tests/data_parallel/test_surface.py lists those
+that are inherited).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from dpcore import _C
     from dpcore.ddp.across_steps.across_steps import AcrossSteps
 
-# What DataParallel has from torch's class as it is: they touch only what DataParallel sets.
+# The methods that DataParallel inherits: they use only attributes that it sets.
 INHERITED = ("_get_active_ddp_module", "_get_parameters", "gather", "scatter", "to_kwargs")
 _Class = TypeVar("_Class")
 _Batch = TypeVar("_Batch")
@@ -43,14 +43,14 @@ _HookType: Any = vars(dist)["BuiltinCommHookType"]
 
 
 class TorchSurface(BufferMethods):
-    """Passes for torch's class; its ``__init__`` never runs."""
+    """A subclass of torch's class whose inherited ``__init__`` never runs."""
 
     module: nn.Module
-    # What properties of torch 2.15 read: a backward is over when it returns.
+    # Read by properties of torch 2.15: a backward is finished when it returns.
     _require_manual_backward_finalization = False
     _ddp_sink_clone = True
     _divide_by_initial_world_size = True
-    _join_scale = 1.0  # of averages: within join() they may be over fewer ranks
+    _join_scale = 1.0  # a factor of averages, which join() may restrict to fewer ranks
     group: GradientGroup
     _model_group: ModelGroup
     logger: Logger
@@ -66,9 +66,9 @@ class TorchSurface(BufferMethods):
     # ---- communication hooks -----------------------------------------------------------------
 
     def register_comm_hook(self, state: Any, hook: Any) -> None:
-        """``hook(state, bucket) -> Future`` in the place of each bucket's all-reduce, see
-        dpcore/ddp/torch_face/comm_hooks.py. Hooks that take a process group as their state get that
-        of the model for None when torch.distributed has none."""
+        """Replaces each bucket's all-reduce by ``hook(state, bucket) -> Future``, see
+        dpcore/ddp/torch_face/comm_hooks.py. A hook whose state is a process group gets the model's
+        group in place of None if torch.distributed has no default group."""
         self._check_comm_hook(hook)
         self._take_hook_place(name_of(hook))
         self._comm_hooks.append((hook, state))
@@ -80,30 +80,30 @@ class TorchSurface(BufferMethods):
         self._reducer.use_hook(self._hook_runner)
 
     def _give_group(self, state: Any) -> None:
-        """On the CPU, operations of torch's groups run what is attached to them on their own
-        threads. What PowerSGD attaches communicates and waits: in another order on each rank, and
-        for ever once all those threads wait. So where the state's group is the model's, it becomes
-        ours, whose operations are complete when the call returns."""
+        """Replaces the state's group by ours if it is the model's, on the CPU. There torch's groups
+        run callbacks on their own threads. PowerSGD's callbacks communicate and wait: each rank
+        would run them in another order, and deadlock once all those threads wait. Our operations
+        are complete when the call returns."""
         if self.device.type != "cpu" or not hasattr(state, "process_group"):
             return
         default = dist.group.WORLD if dist.is_initialized() else None
         if (state.process_group or default) is self._torch_group:
-            with contextlib.suppress(AttributeError):  # it may only be for reading
+            with contextlib.suppress(AttributeError):  # it may be read-only
                 state.process_group = self._group_of_own()
 
     def _register_builtin_comm_hook(self, comm_hook_type: Any) -> None:
-        """``dist.BuiltinCommHookType.ALLREDUCE``, which is what happens anyway, or
-        ``FP16_COMPRESS``, in C++."""
+        """Registers ``dist.BuiltinCommHookType.ALLREDUCE``, which changes nothing, or
+        ``FP16_COMPRESS``, which runs in C++."""
         self._take_hook_place(str(comm_hook_type))
         if comm_hook_type == _HookType.FP16_COMPRESS:
             self._reducer.reduce_as(torch.float16)
 
     def _use_hooks_again(self) -> None:
-        """On the reducer that has taken another's place."""
+        """Registers the hooks again on a new reducer."""
         name = self.logger.facts.pop("comm_hook", "")
         hooks, self._comm_hooks = self._comm_hooks, []
         for hook, state in hooks:
-            if hook is not step_in_backward:  # that one is found again by the next forward
+            if hook is not step_in_backward:  # the next forward registers that one again
                 self.register_comm_hook(state, hook)
         if name and not hooks:
             kinds = _HookType
@@ -133,7 +133,7 @@ class TorchSurface(BufferMethods):
     def _register_fused_optim(
         self, optim: type, *args: Any, optim_params: Any = None, **kwargs: Any
     ) -> None:
-        """An optimizer that steps each bucket as soon as its gradients are averaged."""
+        """Registers an optimizer that steps each bucket as soon as its gradients are averaged."""
         from torch.distributed.algorithms import _optimizer_overlap
 
         fused: Any = _optimizer_overlap._as_overlapped_optim(  # type: ignore[attr-defined]
@@ -142,15 +142,15 @@ class TorchSurface(BufferMethods):
         try:
             fused.register_ddp(self)
         except NotImplementedError as problem:
-            raise Error(f"{optim} has no form that steps single buckets") from problem
+            raise Error(f"{optim} has no variant that steps single buckets") from problem
 
     def _setup_in_backward_optimizers(self) -> None:
-        """For ``torch.distributed.optim._apply_optimizer_in_backward``: the optimizer steps when a
-        bucket is averaged, and not when a gradient is there. Asked once, at the first forward."""
+        """Supports ``torch.distributed.optim._apply_optimizer_in_backward``: the optimizer steps
+        when a bucket is averaged, not when a gradient arrives. The first forward calls this."""
         self._looked_for_optimizers = True
         if not any(hasattr(p, "_in_backward_optimizers") for p in self._parameters_by_number):
             return
-        # Not before: importing it takes time, and keeps the program's group from being destroyed.
+        # Imported late: it takes time, and keeps the program's group from being destroyed.
         from torch.distributed.optim.apply_optimizer_in_backward import (
             param_to_optim_hook_handle_map,
         )
@@ -163,7 +163,7 @@ class TorchSurface(BufferMethods):
 
     @property
     def process_group(self) -> Any:  # type: ignore[override]
-        """torch's group, or ours in its form, for hooks and ``join``."""
+        """torch's group, or ours in the form of one, for hooks and ``join``."""
         if self._torch_group is not None:
             return self._torch_group
         return self._group_of_own()
@@ -176,7 +176,7 @@ class TorchSurface(BufferMethods):
     # ---- static graphs, logging --------------------------------------------------------------
 
     def _set_static_graph(self) -> None:
-        """As the constructor's ``static_graph=True``, before the first step."""
+        """The same as the constructor's ``static_graph=True``. Call it before the first step."""
         if self.static_graph:
             warnings.warn("static_graph is set already", stacklevel=2)
             return
@@ -215,26 +215,26 @@ class TorchSurface(BufferMethods):
         self.group = choose_group(comm, process_group, self.device)
         self._model_group = ModelGroup(self.group, self.module, is_copy)
         self._torch_group = torch_group_of(comm, process_group)
-        # Asked once: the program may destroy torch's group while ours goes on.
+        # Looked up once: the program may destroy torch's group before ours.
         group = self._torch_group
         self._profiled_backend = backend_of(group, self.device) if group else "dpcore"
         self._has_default_group = comm is None and is_default(process_group)
         self._group_for_torch = None
 
     def _update_process_group(self, new_process_group: Any) -> None:
-        """From now on over another group, of which this rank is a member: for ranks that were lost
-        or have come. Buckets begin anew."""
+        """Switches to another group that contains this rank, after ranks were lost or added. The
+        buckets start over."""
         if new_process_group is dist.GroupMember.NON_GROUP_MEMBER:
             return
-        with contextlib.suppress(Error):  # it may be gone because its group has failed
+        with contextlib.suppress(Error):  # the old group may have failed
             self._reducer.wait_for_gradients()
         self._join_group(None, new_process_group)
         self._set_up(trained_parameters(self.module, self.parameters_to_ignore))
         self._use_hooks_again()
 
     def _set_ddp_sink_clone(self, val: bool) -> None:
-        """False: outputs are not copied when unused parameters are looked for; the loss must not
-        change them in place."""
+        """With False, outputs are not copied when unused parameters are searched, so the loss must
+        not change them in place."""
         self._ddp_sink_clone = val
 
     def _check_reducer_finalized(self) -> None:
@@ -244,7 +244,7 @@ class TorchSurface(BufferMethods):
         self._reducer.stop_listening()
 
     def _set_sparse_metadata(self, global_unique_ids: Any) -> None:
-        """Nothing to prepare: sparse gradients tell each other their rows."""
+        """Does nothing: ranks exchange the rows of sparse gradients in each step."""
 
     # ---- join --------------------------------------------------------------------------------
 
@@ -254,11 +254,11 @@ class TorchSurface(BufferMethods):
         enable: bool = True,
         throw_on_early_termination: bool = False,
     ) -> Any:
-        """A context in which ranks may have different numbers of inputs. Those that have none any
-        more contribute zeros, and at its end all have the model of one that trained longest.
+        """A context in which ranks may have different numbers of inputs. A rank without inputs
+        contributes zeros. At the end all ranks get the model of one that had inputs longest.
 
         ``divide_by_initial_world_size``  False: averages over the ranks that still have inputs.
-        ``throw_on_early_termination``    all ranks raise when the first one is through.
+        ``throw_on_early_termination``    all ranks raise when the first one has no more inputs.
         """
         return join_context(
             self,  # type: ignore[arg-type]
@@ -268,9 +268,9 @@ class TorchSurface(BufferMethods):
         )
 
     def until_all_end(self, loader: Iterable[_Batch]) -> Iterator[_Batch]:
-        """The batches of ``loader``, inside of ``join()``: a rank whose loader has ended goes on
-        with zeros until those of all ranks have. All ranks have to come to the end; one that
-        breaks out of its loop leaves the others waiting, as in ``join()``.
+        """Yields the batches of ``loader`` within ``join()``: a rank whose loader has ended
+        contributes zeros until the loaders of all ranks have ended. Each rank must read its loader
+        to the end; if one breaks out of the loop, the others wait for it, as in ``join()``.
 
         >>> for batch in model.until_all_end(loader):          # doctest: +SKIP
         ...     optimizer.zero_grad()
@@ -304,7 +304,7 @@ class TorchSurface(BufferMethods):
     def _set_params_and_buffers_to_ignore_for_model(
         module: nn.Module, params_and_buffers_to_ignore: Sequence[str]
     ) -> None:
-        """Before wrapping ``module``: these names are neither averaged nor broadcast."""
+        """Excludes these names from averages and broadcasts. Call it before wrapping ``module``."""
         ignore_by_name(module, params_and_buffers_to_ignore)
 
     @staticmethod
@@ -339,7 +339,7 @@ class TorchSurface(BufferMethods):
 
 
 def without_torchs_machinery(cls: type[_Class]) -> type[_Class]:
-    """Closes the methods of torch's class that ``cls`` does not have in a form of its own."""
+    """Makes those methods of torch's class raise that ``cls`` neither overrides nor may inherit."""
     torchs = vars(DistributedDataParallel)
     for name, value in torchs.items():
         own = getattr(cls, name) is not getattr(DistributedDataParallel, name)

@@ -1,1 +1,1 @@
-"""What the parts of a wrapped model have in common, one module per job."""
+"""The parts of a wrapped model, one module per job."""

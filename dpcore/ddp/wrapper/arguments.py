@@ -1,4 +1,4 @@
-"""The constructor's arguments: what torch's mean, which go together, and what they become."""
+"""The constructor's arguments: checks, combinations that exclude each other, and conversions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _MIB = 1024 * 1024
 _MOST_MIB = 2**40
 _FIRST_CAPS = [1 * _MIB, 25 * _MIB]
-_CAPS_ACROSS_STEPS = [1 * _MIB]  # the first module of a forward waits for the whole of its bucket
+_CAPS_ACROSS_STEPS = [1 * _MIB]  # small: the first module of a forward waits for a whole bucket
 
 
 _FLAGS = [
@@ -39,7 +39,7 @@ _FLAGS = [
 
 
 def _listed(delayed: Any) -> Sequence[Any]:
-    """Of an iterator, which is read once, nothing."""
+    """The entries to check. None of an iterator, which can be read only once."""
     if isinstance(delayed, Iterator):
         return ()
     return delayed if isinstance(delayed, list | tuple) else [delayed]
@@ -50,7 +50,7 @@ def _is_named_parameter(pair: Any) -> bool:
 
 
 def check_kinds(given: Mapping[str, Any]) -> None:
-    """That each argument of the constructor, by name, is of a kind that it can be."""
+    """Checks the type of each argument of the constructor, given by name."""
     check_is("True or False", **{name: given[name] for name in _FLAGS})
     for name in ("broadcast_buffers", "forward_sync_buffers"):
         check_is("True or False", or_none=True, **{name: given[name]})
@@ -81,7 +81,7 @@ def check_kinds(given: Mapping[str, Any]) -> None:
 def check_parameters(
     trained: Sequence[tuple[str, torch.Tensor]], module: nn.Module, ignored: set[str]
 ) -> None:
-    """What can be wrapped at all."""
+    """Raises for parameters that cannot be wrapped."""
     if not trained:
         raise Error("DataParallel: the module has no parameter that requires a gradient")
     for name, parameter in module.named_parameters():
@@ -103,11 +103,11 @@ def check_parameters(
 def buffer_options(
     broadcast_buffers: bool | None, forward_sync_buffers: bool | None
 ) -> tuple[bool, bool]:
-    """(before each forward, in the constructor). ``broadcast_buffers`` is torch's older name, and
-    False of it means neither."""
+    """Whether buffers are sent (before each forward, in the constructor). ``broadcast_buffers`` is
+    torch's older name; False means neither."""
     if broadcast_buffers is not None:
         instead = (
-            "; forward_sync_buffers is given too, and it is what counts"
+            "; forward_sync_buffers is given too, and overrides it"
             if forward_sync_buffers is not None
             else ": say forward_sync_buffers, which leaves the constructor's broadcast on"
         )
@@ -126,14 +126,14 @@ def bucket_caps(
     finds_unused: bool,
     across_steps: bool,
 ) -> tuple[list[int], str]:
-    """Bytes of the first bucket, of the second, ...; the last one repeats. And whether they are
-    "given", chosen in any case ("auto"), or only where that costs no bit ("default")."""
+    """Bytes of the first bucket, of the second, ...; the last one repeats. And their origin:
+    "given", chosen by measurement ("auto"), or chosen only if that changes no bit ("default")."""
     if isinstance(bucket_cap_mb, str):
         if bucket_cap_mb != "auto" or caps_mb or finds_unused:
             raise Unsupported(
-                f'bucket_cap_mb={bucket_cap_mb!r}: a number of MiB, or "auto", which chooses when '
-                "buckets are rebuilt after the first step; not beside bucket_cap_mb_list, and not "
-                "with find_unused_parameters, with which buckets stay as they are"
+                f'bucket_cap_mb={bucket_cap_mb!r}: pass a number of MiB, or "auto", which chooses '
+                "when buckets are rebuilt after the first step. That excludes bucket_cap_mb_list, "
+                "and find_unused_parameters, with which buckets are not rebuilt"
             )
         return _FIRST_CAPS, "auto"
     given = caps_mb or ([] if bucket_cap_mb is None else [bucket_cap_mb])
@@ -168,7 +168,7 @@ def make_equal(
     delayed: Sequence[tuple[str, nn.Parameter]],
     buffers: bool,
 ) -> None:
-    """The same model on all ranks, with the same number and rank 0's values."""
+    """Makes the model equal on all ranks: the same parameters, the same number, rank 0's values."""
     group, sent = model._model_group, model._buffers_by_name() if buffers else {}
     everything = [*trained, *delayed]
     number = check_same_model(model.group, everything, sent, compared(model), group.number)
@@ -218,8 +218,8 @@ def check_together(
         raise TypeError(f"DataParallel takes an instance of torch.nn.Module, and this is {what}")
     if (delayed is None) != (hooked is None):
         raise Unsupported(
-            "delay_all_reduce_named_params says what is delayed and param_to_hook_all_reduce "
-            "until when: give both or none"
+            "delay_all_reduce_named_params says which gradients are delayed and "
+            "param_to_hook_all_reduce until when: give both or neither"
         )
     if device_mesh is None:
         return process_group
@@ -253,7 +253,7 @@ def warn_of_no_effect(check_reduction: bool, lazy_bucket_allocation: bool) -> No
 
 
 def moved(model: Wrapped, inputs: Any, kwargs: Any) -> tuple[Any, Any]:
-    """The arguments of forward on the device of ``device_ids``."""
+    """Moves the arguments of forward to the device of ``device_ids``."""
     from torch.distributed.utils import _to_kwargs
 
     assert model.device_ids

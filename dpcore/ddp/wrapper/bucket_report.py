@@ -1,4 +1,4 @@
-"""What ``DataParallel.bucket_report()`` returns: a table to print, a list to compute with."""
+"""The result of ``DataParallel.bucket_report()``: a table to print, and a list to compute with."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from dpcore.base.markup import paragraphs, table
 
 @dataclass(frozen=True)
 class BucketLine:
-    """One bucket. Times are milliseconds after the first gradient of the last backward, None when
-    there was none: all gradients there, sent, known to be complete."""
+    """One bucket. Times are milliseconds after the first gradient of the last backward: when all
+    gradients were ready, when it was sent, when it was complete. None without a backward."""
 
     parameters: list[str]
     dtype: str
@@ -36,7 +36,7 @@ class BucketReport(Sequence[BucketLine]):
         self._lines = [BucketLine(**line) for line in lines]
         self.schedule = schedule
         self.rebuilt = rebuilt
-        self.why = dict(why)  # of what was chosen in the first steps
+        self.why = dict(why)  # the reasons for the choices of the first steps
 
     def __getitem__(self, index: Any) -> Any:
         return self._lines[index]
@@ -45,7 +45,7 @@ class BucketReport(Sequence[BucketLine]):
         return len(self._lines)
 
     def _repr_html_(self) -> str:
-        """For notebooks."""
+        """The table as HTML, for notebooks."""
         columns = ["bucket", "MiB", "dtype", "ready ms", "sent ms", "done ms", "parameters"]
         rows = [
             [
@@ -71,7 +71,7 @@ class BucketReport(Sequence[BucketLine]):
         ]
 
     def __repr__(self) -> str:
-        """The table: what an interpreter and a notebook of text show."""
+        """The table as text."""
         text = [
             *self._head(),
             "bucket    size MiB  dtype     ready ms    sent ms    done ms  parameters",

@@ -1,4 +1,4 @@
-"""Buffers of a wrapped model: when they are broadcast, and what may happen instead."""
+"""Buffers of a wrapped model: when they are broadcast, and the hook that may replace that."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class BufferMethods(DistributedDataParallel):
-    """The part of ``DataParallel`` that is about buffers."""
+    """The methods of ``DataParallel`` for buffers."""
 
     _model_group: ModelGroup
     _reducer: _C.Reducer
@@ -32,8 +32,8 @@ class BufferMethods(DistributedDataParallel):
     def _register_buffer_comm_hook(
         self, state: Any, hook: Any, comm_hook_location: Any = None
     ) -> None:
-        """``hook(state, {name: buffer})`` in the place of the broadcast of buffers. Futures that
-        it returns are waited for at the end of backward."""
+        """Replaces the broadcast of buffers by ``hook(state, {name: buffer})``. The end of backward
+        waits for the futures that it returns."""
         if not callable(hook):
             raise AssertionError(
                 f"a buffer hook must be callable, and {type(hook).__name__} is not"
@@ -49,7 +49,7 @@ class BufferMethods(DistributedDataParallel):
     def _default_broadcast_coalesced(
         self, bufs: Any = None, bucket_size: Any = None, authoritative_rank: int = 0
     ) -> None:
-        """What happens to buffers when no hook is registered."""
+        """Broadcasts buffers as if no hook were registered."""
         buffers = list(self._buffers_by_name().values()) if bufs is None else bufs
         broadcast_values(self._model_group, buffers, authoritative_rank)
 
@@ -70,7 +70,7 @@ class BufferMethods(DistributedDataParallel):
         self.forward_sync_buffers = value
 
     def _sync_buffers(self) -> None:
-        """What the beginning of a forward does to buffers."""
+        """Synchronises the buffers as at the beginning of a forward."""
         self._sync_module_buffers(0)
 
     def will_sync_module_buffers(self) -> bool:

@@ -1,15 +1,14 @@
-"""Rank 0's buffers (running means, counters) everywhere, before each forward.
+"""Broadcasts rank 0's buffers (running means, counters) before each forward.
 
-Buffers are followed by their places in modules, not as tensors: one that was None or empty when the
-model was wrapped, is registered by the first forward, or is replaced or resized later, is sent from
-the next forward on. New places are heard of when they are registered
-(dpcore/ddp/wrapper/parameters.py); a plain step only looks whether the known ones still hold the
-same tensors.
+Buffers are tracked by name and module, not as tensors: one that was None or empty when the model
+was wrapped, is registered by the first forward, or is replaced or resized later, is sent from the
+next forward on. A hook reports newly registered buffers (dpcore/ddp/wrapper/parameters.py); a plain
+step only checks that the known ones are still the same tensors.
 
-The ranks have to agree on what is sent. They compare names and shapes before the first two
-forwards, since many programs make buffers in the first one, and whenever their own have changed.
-Besides, dpcore's communicators compare a hash of the list with every message. So ranks that differ
-get a ``Mismatch`` that names the buffer.
+The ranks must agree on the buffers. They compare names and shapes before the first two forwards,
+since many programs make buffers in the first, and whenever their own have changed. In addition,
+dpcore's communicators compare a hash of the list with every message. So ranks that differ get a
+``Mismatch`` that names the buffer.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class _Batch(NamedTuple):
 
 
 def _getter_of(part: nn.Module) -> Callable[[str], Any]:
-    """Of the module's buffers by their names; None for one that is gone."""
+    """A function that returns a buffer of the module by its name, None if it is gone."""
     buffers: Any = part._buffers
     if isinstance(buffers, dict):
         return buffers.get
@@ -50,8 +49,8 @@ def _getter_of(part: nn.Module) -> Callable[[str], Any]:
 
 
 class BufferSync:
-    """Sends the buffers of one wrapped module: one message per type, through flat tensors that are
-    kept."""
+    """Sends the buffers of one wrapped module: one message per type, through flat tensors that
+    persist between steps."""
 
     def __init__(
         self,
@@ -61,8 +60,8 @@ class BufferSync:
         device: torch.device,
     ) -> None:
         self._group, self._module, self._ignored = group, module, ignored
-        self._device = device  # for what is compared
-        self._forwards = 0  # in which buffers were sent
+        self._device = device  # of the tensors that ranks compare
+        self._forwards = 0  # those that sent buffers
         self._lines: list[str] = []
         self._digest = 0
         self._changes: list[str] = []  # since the ranks compared
@@ -73,8 +72,8 @@ class BufferSync:
         self._changes = []
 
     def find_again(self) -> None:
-        """After modules or buffers were registered."""
-        # Where each buffer is looked up, so that one that was replaced is noticed cheaply.
+        """Lists the buffers again after modules or buffers were registered."""
+        # How to look up each buffer, so that a replaced one is detected cheaply.
         self._lookups: list[tuple[Callable[[str], Any], str, str]] = [
             (_getter_of(part), name, full)
             for prefix, part in self._module.named_modules()
@@ -87,7 +86,7 @@ class BufferSync:
 
     @property
     def has_any(self) -> bool:
-        """Whether there is anything to send, or was until now."""
+        """Whether there is a buffer to send, or was at the last look."""
         if not self._sent and self._lookups:
             self._look()
         return bool(self._sent or self._changes)
@@ -113,7 +112,7 @@ class BufferSync:
         self._lines, self._digest = lines, digest_of(lines)
         self._sent, self._is_laid_out = list(sent.values()), False
 
-    @torch.inference_mode(False)  # the memory is kept, and training may follow
+    @torch.inference_mode(False)  # the memory persists, and training may use it later
     def _lay_out(self) -> None:
         buffers, self._is_laid_out = self._sent, True
         before = {(batch.flat.dtype, batch.flat.device): batch for batch in self._batches}
@@ -138,7 +137,7 @@ class BufferSync:
             if changes or self._forwards <= _COMPARED_FORWARDS:
                 compare(self._group, self._lines, self._device, "buffers", _ADVICE)
             if not self._is_laid_out:
-                self._lay_out()  # over devices, all ranks make the memory together
+                self._lay_out()  # on GPUs all ranks allocate this memory together
             for batch in self._batches:
                 self._send(batch, root)
         except Mismatch as problem:
@@ -154,7 +153,7 @@ class BufferSync:
             torch._foreach_copy_(batch.parts, batch.buffers)
         self._group.broadcast(batch.flat, root, content=self._digest)
         if self._group.rank != root:
-            # A graph of an earlier forward may still hold them: writing equal values into them
-            # must not make its backward fail.
+            # The graph of an earlier forward may have saved the buffers. Its backward must not
+            # fail because equal values were written into them.
             with _keeping_versions(tuple(batch.buffers)):
                 torch._foreach_copy_(batch.buffers, batch.parts)

@@ -1,17 +1,17 @@
-"""A backward that missed parameters is an error before anybody uses its gradients.
+"""Raises for a backward that missed parameters before its gradients are used.
 
-torch DDP notices at the next forward, so the optimizer has stepped with gradients that are each
-rank's own, and the last step of a run is never looked at. Here it is whatever comes first: the next
+torch DDP raises at the next forward: by then the optimizer has stepped with gradients that were not
+averaged, and the last step of a run is never checked. Here the first of these raises: the next
 forward (``DataParallel.forward``), a step of an optimizer of these parameters, before it changes
-anything, or ``dpcore.finalize()``. Several backwards that reach every parameter together are fine.
+them, or ``dpcore.finalize()``. Several backwards that together reach every parameter are fine.
 
-Before an optimizer steps, what a launch schedule left in flight is waited for, too.
+Before an optimizer steps, it also waits for buckets that a launch schedule left in flight.
 
-A step costs one look at a flag: which models an optimizer trains is remembered.
+A step costs one check of a flag: the models that an optimizer trains are cached.
 
-A module may be wrapped again while its first wrapper lives, as after a ``PeerLost``. Both have
-hooks on its parameters, so they are told of each other: gradients belong to the wrapper whose
-forward ran last.
+A module may be wrapped again while its first wrapper lives, for example after a ``PeerLost``. Both
+wrappers have hooks on its parameters, and each knows the other: gradients belong to the wrapper
+whose forward ran last.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _listening = False
 
 
 def watch(model: Wrapped) -> None:
-    """From now on, optimizers and ``finalize`` ask the model, and other wrappers of its parameters
-    know of it."""
+    """Makes optimizers and ``finalize`` check the model, and links it with other wrappers of its
+    parameters."""
     global _generation, _listening
     reducer = model._reducer
     reducer.defer_by(Guard(reducer, model._parameters_by_number))
@@ -82,8 +82,8 @@ def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
 
 
 def _check_averaged(optimizer: torch.optim.Optimizer, model: Wrapped) -> None:
-    """A hook on a parameter steps within backward, when its gradient is still this rank's own.
-    Hooks on buckets step what they have averaged themselves."""
+    """Raises if a hook on a parameter steps within backward, before its gradient is averaged.
+    Communication hooks may: they step parameters whose gradients they have averaged."""
     if model._hook_runner is not None:
         return
     stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -120,7 +120,8 @@ def _before_finalize(communicator: Communicator) -> None:
 
 
 def raise_if_incomplete(model: Wrapped) -> None:
-    """The other ranks wait for what this one will never send: they get its reason."""
+    """Raises if a backward was incomplete. The other ranks, which wait for its buckets, get the
+    same error."""
     try:
         model._reducer.check_complete()
     except Error as problem:

@@ -1,10 +1,10 @@
 """``delay_all_reduce_named_params``: parameters that are averaged in one piece, at a moment that
 the user chooses: when the gradient of ``param_to_hook_all_reduce`` is computed.
 
-Their gradients are parts of one flat buffer, which is all that travels. The moment must come after
-their own gradients. Where it does not, torch leaves the result to chance, and nobody waits for it;
-here a gradient that comes too late is an error, and backward ends when the average is complete.
-Loses against buckets: nothing is sent before that moment.
+Their gradients are views of one flat buffer, which is sent as a whole. It must be sent after all of
+them are computed. torch neither checks that nor waits for the result; here a gradient that comes
+too late is an error, and backward ends when the average is complete. Buckets are faster, because
+they are sent earlier.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dpcore.errors import Error, Unsupported
 
 
 class DelayedGradients:
-    """One flat buffer and whose gradients it holds."""
+    """One flat buffer and the parameters whose gradients it holds."""
 
     def __init__(
         self, group: GradientGroup, parameters: Sequence[nn.Parameter], moment: nn.Parameter
@@ -39,7 +39,7 @@ class DelayedGradients:
         self._elsewhere: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.synchronised = True
         self._pending: Any = None
-        self._version = 0  # of the buffer when it was sent: adding to any of its parts counts
+        self._version = 0  # of the buffer when it was sent; adding to any view raises it
         moment.register_post_accumulate_grad_hook(self._send)  # type: ignore[no-untyped-call]
 
     def _make_flat(self) -> None:
@@ -52,22 +52,22 @@ class DelayedGradients:
         ]
 
     def after_forward(self, synchronised: bool) -> None:
-        """Backward is going to add gradients to the buffer."""
+        """Prepares the buffer for the gradients of the next backward."""
         self._complete()
         self.synchronised = synchronised
         missing = [p.grad is None for p in self._parameters]
         if any(missing):
-            self._make_flat()  # anew: somebody may have kept the last gradients
+            self._make_flat()  # a new one, since the program may have kept the last gradients
         for parameter, view, is_missing in zip(self._parameters, self.views, missing, strict=True):
             if is_missing:
                 view.zero_()
-                parameter.grad = view.detach()  # ours stays what it is under `.grad.data = x`
+                parameter.grad = view.detach()  # so `.grad.data = x` does not change our view
 
     @torch.no_grad()
     def _send(self, _: torch.Tensor) -> None:
         if self.synchronised:
             self._complete()
-            # Those that the program has put into memory of its own are averaged there.
+            # Gradients that the program has moved to its own memory are averaged there.
             self._elsewhere = [
                 (grad, view)
                 for parameter, view in zip(self._parameters, self.views, strict=True)
@@ -96,14 +96,14 @@ class DelayedGradients:
             )
 
     def _complete(self) -> None:
-        """Waits for what was sent. An exception in backward leaves that to the next step."""
+        """Waits for the all-reduce. After an exception in backward, the next step does this."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.wait()
 
 
 def _is_over(grad: torch.Tensor, view: torch.Tensor) -> bool:
-    """The same memory in the same order."""
+    """Whether a gradient has the view's memory and strides."""
     return (
         grad.layout is torch.strided
         and grad.data_ptr() == view.data_ptr()

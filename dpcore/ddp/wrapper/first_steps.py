@@ -1,13 +1,13 @@
-"""What the first steps decide: the order and size of buckets, and when they are sent.
+"""The first steps choose the order and size of buckets, and when buckets are sent.
 
-After the first synchronised step, buckets follow the order in which gradients came, cut by what was
-measured (rebuilding.py). With ``schedule="auto"`` the next steps take turns between two launch
-schedules, and the one with the shorter backward stays, with buckets that suit it: whether a
-processor is free to communicate beside backward, whether there is a network to be waited for, and
-what both cost cannot be told from the outside (docs/decisions/0026).
+After the first synchronised step, buckets get the order in which gradients arrived, and sizes that
+were measured (rebuilding.py). With ``schedule="auto"`` the next steps alternate between two launch
+schedules. The one with the shorter backward stays, with buckets that suit it. It depends on
+free processors, on the network and on their cost, which cannot be known without a measurement
+(docs/decisions/0026).
 
-Neither changes a bit of the result: where sizes are measured, gradients are added in rank order
-whatever the buckets are. All ranks decide alike, on the longest of their times.
+Neither choice changes a bit of the result: sizes are chosen only where gradients are added in rank
+order in any bucket. All ranks decide alike, by the longest of their times.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from dpcore.recorder import facts as trace_facts
 if TYPE_CHECKING:
     from dpcore.ddp.wrapper.wrapped import Wrapped
 
-FIRST, SECOND = "bucketed", "sequential"  # the one to begin with, and the one to compare it with
-_ROUND = 4  # pairs of steps, after which ranks agree
+FIRST, SECOND = "bucketed", "sequential"  # the schedules to compare, in this order
+_ROUND = 4  # pairs of steps between two comparisons of the ranks' times
 _MOST = 12
 _LARGE = 25 << 20  # bytes of a bucket, by default
 
 
 class Trial:
-    """Steps in turns: first and second, second and first, ..."""
+    """A trial of two schedules in alternating steps: first and second, second and first, ..."""
 
     def __init__(self) -> None:
         self._completed = 0
         self._order: list[str] = []  # of the steps of this round that have run or are running
-        self._seconds: list[float] = []  # of those that have run
-        self._pairs: list[tuple[float, float]] = []  # of all rounds, the same on all ranks
+        self._seconds: list[float] = []  # their times, for those that have run
+        self._pairs: list[tuple[float, float]] = []  # times of all rounds, the same on all ranks
 
     def before_forward(self, model: Wrapped) -> bool:
         """All ranks call it before a synchronised forward. False when the trial is over."""
@@ -88,7 +88,7 @@ def median_ratio(pairs: list[tuple[float, float]]) -> float:
 
 
 def is_decided(pairs: list[tuple[float, float]]) -> bool:
-    """Whether nearly all pairs say the same, or enough have been asked.
+    """Whether nearly all pairs agree, or enough pairs have run.
 
     >>> is_decided([(1.0, 1.2)] * 4), is_decided([(1.0, 1.2)] * 3 + [(1.0, 0.9)])
     (True, False)
@@ -98,7 +98,7 @@ def is_decided(pairs: list[tuple[float, float]]) -> bool:
 
 
 class FirstSteps:
-    """For a model that still has its first buckets: what may be chosen, and what was."""
+    """The choices of a model's first steps: those still open, and those made."""
 
     def __init__(self, group: Any, caps_are: str, schedule: Any) -> None:
         """``caps_are``: "given", "auto" or "default". ``schedule``: as the program gave it."""
@@ -110,8 +110,8 @@ class FirstSteps:
         can_try = group.world_size > 1 and capabilities_of(group).on_processors
         self._trial = Trial() if is_open and can_try else None
         self.schedule = FIRST if is_open else schedule
-        self.why: dict[str, str] = {}  # of each choice, for the program's user
-        self.cut: Cut | None = None  # by which sizes were chosen
+        self.why: dict[str, str] = {}  # the reason for each choice, shown to the user
+        self.cut: Cut | None = None  # the measurements by which sizes were chosen
         self.measured_in_vain = 0  # steps whose measurements were implausible
         self.is_settled = False
 
@@ -130,8 +130,8 @@ class FirstSteps:
 
 
 def any_layout_adds_alike(group: Any) -> bool:
-    """Whether the choice of buckets cannot change a bit: gradients are added in rank order whatever
-    the buckets are, and no other algorithm would be worth its bits for large ones."""
+    """Whether the choice of buckets cannot change a bit: gradients are always added in rank order,
+    and "auto" would not choose another algorithm for large buckets either."""
     if not (capabilities_of(group).ordered and capabilities_of(group).on_processors):
         return False
     choice = core_of(group).explain("all_reduce", _LARGE)

@@ -1,14 +1,14 @@
-"""Gradients that a launch schedule leaves in flight: whoever uses one first waits for all of them.
+"""Gradients that a launch schedule leaves in flight: the first use of one waits for all of them.
 
-A schedule that defines ``optimizer_step`` may return from backward while buckets are on their way.
-Until then ``p.grad`` holds numbers that are this rank's own or half averaged, and programs read
-gradients before the optimizer does: to clip them, to log a norm, to look for infinities. So these
-tensors get a class of their own until they are final. torch asks the class of a tensor before it
-calls a function on it, and this one waits first, then gives all of them their class back. The
-tensors stay the same objects over the same memory.
+A schedule that defines ``optimizer_step`` may return from backward while buckets are in flight.
+Until they arrive, ``p.grad`` holds values that are local or half averaged, and programs read
+gradients before the optimizer does: to clip them, to log a norm, to find infinities. So these
+tensors temporarily get a class of their own. torch calls its ``__torch_function__`` before any
+function on the tensor; it waits first, then restores the class of all of them. The tensors stay
+the same objects over the same memory.
 
-Not seen: a view of a gradient that was made before this backward, and C++ extensions that take a
-tensor and read its memory without a call of torch in between.
+Not detected: use of a view of a gradient that was made before this backward, and C++ extensions
+that read a tensor's memory without a call of torch.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 
 class GradientInFlight(torch.Tensor):
-    """What a gradient is until its average is there."""
+    """The class of a gradient until its average is complete."""
 
-    wait: Any  # of the model that it belongs to
+    wait: Any  # waits for all gradients of the model
 
     @classmethod
     def __torch_function__(
@@ -41,8 +41,8 @@ class GradientInFlight(torch.Tensor):
 
 
 class Guard:
-    """Called by the reducer: with True when backward ends with buckets in flight, with False when
-    the last of them is complete."""
+    """Marks gradients in flight. The reducer calls it with True when backward ends with buckets in
+    flight, and with False when the last of them is complete."""
 
     def __init__(self, reducer: _C.Reducer, parameters: Sequence[torch.Tensor]) -> None:
         self._parameters = parameters
@@ -53,8 +53,8 @@ class Guard:
             alive = of_reducer()
             if alive is None:
                 raise Error(
-                    "this gradient was in flight when its DataParallel was dropped, so nobody "
-                    "knows whether it is averaged; keep the model until its optimizer has stepped"
+                    "this gradient was in flight when its DataParallel was dropped, so it may not "
+                    "be averaged; keep the model until its optimizer has stepped"
                 )
             alive.wait_for_gradients()
 
@@ -68,7 +68,7 @@ class Guard:
             return True
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         if any(type(gradient) is not torch.Tensor for gradient in gradients):
-            return False  # a class of the program's own can't be replaced
+            return False  # the class of a tensor subclass cannot be replaced
         self._deferred = gradients
         for gradient in gradients:
             gradient.__class__ = self._kind

@@ -1,4 +1,4 @@
-"""``LaunchControl``: what a launch schedule may ask for, in a step and in ``dpcore simulate``."""
+"""``LaunchControl``: the calls of a launch schedule, in a step and in ``dpcore simulate``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class LaunchControl(Protocol):
-    """Comes with each event of a ``LaunchSchedule``, and is valid during that event only."""
+    """The argument of each event of a ``LaunchSchedule``, valid only during that event."""
 
     @property
     def rank(self) -> int:
@@ -15,29 +15,30 @@ class LaunchControl(Protocol):
 
     @property
     def buckets(self) -> int:
-        """How many buckets there are; they are numbered in the order in which they get ready."""
+        """The number of buckets; they are numbered in the order in which they become ready."""
 
     @property
     def in_flight(self) -> int:
-        """Operations that this rank has sent and that are not complete."""
+        """The number of operations that this rank has launched and that are not complete."""
 
     @property
     def elapsed_ms(self) -> float:
-        """Milliseconds since the first gradient of this backward came; ranks differ in it."""
+        """Milliseconds since the first gradient of this backward arrived. It differs between
+        ranks."""
 
     def max_over_ranks(self, values: Sequence[float]) -> list[float]:
-        """The largest value of any rank, place by place, so that ranks may decide alike by what
-        each has measured. All ranks have to call it, each after the same launches: at
-        ``backward_end``, say, and not in ``bucket_ready``."""
+        """The element-wise maximum over ranks, so that ranks can make the same decision from
+        their measurements. All ranks must call it after the same launches: in ``backward_end``,
+        for example, but not in ``bucket_ready``."""
 
     def bytes(self, bucket: int) -> int:
-        """How many bytes the bucket's gradients have. The same on all ranks."""
+        """The size of the bucket's gradients in bytes, the same on all ranks."""
 
     def is_complete(self, bucket: int) -> bool:
-        """Whether all gradients of the bucket are there, so that it may be launched."""
+        """Whether the bucket has all its gradients, so that it may be launched."""
 
     def bucket_of(self, gradient: int) -> int | None:
-        """The bucket that a gradient travels in; None for sparse ones."""
+        """The bucket of a gradient; None for sparse gradients."""
 
     def gradients_of_module(self, module: int) -> list[int]:
         """The gradients of a module's own parameters, without those of its children."""
@@ -45,16 +46,16 @@ class LaunchControl(Protocol):
     def launch(
         self, bucket: int | Sequence[int], priority: int = 0, background: bool = True
     ) -> None:
-        """Sends a bucket whose gradients are there, after those before it in ``order()``. Several
-        neighbours, such as ``[3, 4]``, go as one operation; which ones must be the same on all
-        ranks. Higher priorities overtake; without ``background`` only the thread that waits drives
-        it."""
+        """Sends a ready bucket, once those before it in ``order()`` are sent. Neighbours such as
+        ``[3, 4]`` form one operation; all ranks must combine the same ones. A higher priority
+        overtakes lower ones. Without ``background`` the operation only advances in a thread that
+        waits."""
 
     def skip(self, bucket: int) -> None:
-        """Leaves the bucket as it is: no communication, and wrong results."""
+        """Does not communicate the bucket, so results are wrong. For measuring a bound."""
 
     def wait(self, bucket: int) -> None:
-        """Returns when the bucket's gradients are averages."""
+        """Waits until the bucket's gradients are averages."""
 
     def wait_for_all(self) -> None:
         """``wait()`` for every bucket."""
@@ -62,17 +63,17 @@ class LaunchControl(Protocol):
     def is_over(self, bucket: int) -> bool:
         """Whether ``wait()`` would return at once."""
 
-    # With more phases than one: launch() is of the next phase, wait() for the current one. An
-    # all_gather of gradients may be launched at backward_end behind its reduce_scatter, without a
-    # wait; it begins when that is over, and wait() is then for both.
+    # With several phases, launch() starts the next phase and wait() waits for the current one. An
+    # all_gather of gradients may be launched at backward_end without waiting for its
+    # reduce_scatter: it begins when that is complete, and wait() then waits for both.
 
     def update(self, bucket: int | Sequence[int]) -> None:
-        """The optimizer's step for a bucket whose next phase is ``update``, or for several in one
-        call of the optimizer. Does nothing for those that have it behind them, or if no step is
-        recorded."""
+        """Applies the optimizer's step to a bucket whose next phase is ``update``, or to several
+        in one call of the optimizer. Does nothing for buckets that are already updated, or if no
+        step is recorded."""
 
     def order_of_need(self) -> list[int]:
-        """Buckets as the next forward needs them, learned in the first forward."""
+        """The buckets in the order in which forward needs them, learned in the first forward."""
 
     def next_phase(self, bucket: int) -> str | None:
-        """The phase after the first that a bucket is in, or enters next; None after the last."""
+        """The later phase that a bucket is in or enters next; None after the last."""

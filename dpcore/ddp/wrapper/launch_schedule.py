@@ -1,4 +1,4 @@
-"""``LaunchSchedule``: decide in Python when gradients are sent, and who waits for them where.
+"""``LaunchSchedule``: decides in Python when gradients are sent and where they are awaited.
 
     class WhenAllIsThere(dpcore.LaunchSchedule):
         def backward_end(self, control):
@@ -8,7 +8,7 @@
 
     model = dpcore.DataParallel(model, schedule=WhenAllIsThere())
 
-The schedules that come with dpcore do the same in C++ (csrc/reducer/launch/launch_schedule.cpp).
+dpcore's own schedules do the same in C++ (csrc/reducer/launch/launch_schedule.cpp).
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ _EVENTS = (
 class LaunchSchedule:
     """Subclass it and define the methods of the events you want; the others cost nothing.
 
-    Every bucket has to be launched by the end of backward. What is not waited for by then is
-    waited for at the end of backward, since programs read gradients before the optimizer does. A
-    schedule that defines ``optimizer_step`` defers this: buckets may stay in flight until an
-    optimizer of the model steps, and a program that uses a gradient earlier waits for all of them
-    there. Waiting in ``forward_begin`` alone is an ``Error``: the optimizer has stepped by then.
+    Every bucket must be launched by the end of backward. Backward then waits for all of them, since
+    programs read gradients before the optimizer does. A schedule that defines ``optimizer_step``
+    defers that wait: buckets may stay in flight until an optimizer of the model steps. A program
+    that uses a gradient earlier waits there for all of them. Waiting only in ``forward_begin`` is
+    an ``Error``: the optimizer has stepped by then.
 
-    Buckets are numbered in the order in which they get ready. Methods of your own need a leading
-    underscore, so that an event with a misspelt name is not taken for one of them.
+    Buckets are numbered in the order in which they become ready. Methods of your own need a leading
+    underscore, so that a misspelt event is not mistaken for one of them.
     """
 
     def phases(self) -> Sequence[str]:
@@ -59,48 +59,47 @@ class LaunchSchedule:
         return ["all_reduce"]
 
     def whole_buckets(self) -> int:
-        """How many buckets at a time have memory for whole gradients, so that each rank keeps only
-        its part of the averages; 0: all. Only where the phases gather parameters."""
+        """How many buckets at a time have memory for whole gradients; for the others each rank
+        keeps only its part of the averages. 0: all. Requires phases that gather parameters."""
         return 0
 
     def caps(self, wanted: Sequence[int]) -> Sequence[int]:
-        """Bytes of the first, second, ... bucket; the last is for all further. ``wanted`` is what
-        the user of DataParallel has asked for."""
+        """Bytes of the first, second, ... bucket; the last is for all further buckets. ``wanted``
+        are the sizes that the user of DataParallel asked for."""
         return wanted
 
     def order(self, buckets: int) -> Sequence[int]:
-        """In which order buckets are launched. It must be the same on all ranks; a bucket that
-        is launched before its turn is held back until then."""
+        """The order in which buckets are sent, the same on all ranks. A bucket that is launched
+        before its turn is held back until then."""
         return range(buckets)
 
     def is_exact(self) -> bool:
-        """False when communication is left out by ``control.skip``, for bounds."""
+        """False if the schedule uses ``control.skip`` to measure a bound."""
         return True
 
     def gradient_ready(self, control: LaunchControl, gradient: int) -> None:
         """A gradient is in its bucket. Gradients are numbered as the module's parameters."""
 
     def bucket_ready(self, control: LaunchControl, bucket: int) -> None:
-        """The last gradient of a bucket is there."""
+        """The last gradient of a bucket has arrived."""
 
     def bucket_complete(self, control: LaunchControl, bucket: int) -> None:
-        """The gradients of a bucket are averages. Noticed when a gradient arrives and in waits; at
-        other times ranks differ, so launch only what comes next in ``order()``."""
+        """The gradients of a bucket are averages. This is noticed when a gradient arrives and in
+        waits, at different times on each rank, so launch only the next bucket in ``order()``."""
 
     def backward_end(self, control: LaunchControl) -> None:
-        """All gradients are there."""
+        """All gradients have arrived."""
 
     def forward_begin(self, control: LaunchControl, module: int) -> None:
-        """The forward of a module with parameters of its own begins, while buckets are in flight:
-        no optimizer has stepped since backward. Modules are numbered as ``modules()`` finds
-        them."""
+        """The forward of a module with its own parameters begins while buckets are in flight: no
+        optimizer has stepped since backward. Modules are numbered in the order of ``modules()``."""
 
     def optimizer_step(self, control: LaunchControl) -> None:
-        """An optimizer is about to step, while buckets are in flight. What is not waited for here
-        is waited for afterwards, before the optimizer goes on."""
+        """An optimizer is about to step while buckets are in flight. After this event, dpcore waits
+        for the remaining buckets before the optimizer continues."""
 
     def listens_to(self) -> list[str]:
-        """The events whose methods were defined."""
+        """The events whose methods the subclass defines."""
         return [
             name
             for name in _EVENTS
@@ -109,22 +108,22 @@ class LaunchSchedule:
 
 
 def goes_across_steps(schedule: str | LaunchSchedule) -> bool:
-    """Whether its phases end under the next forward."""
+    """Whether the schedule's phases end under the next forward."""
     if isinstance(schedule, str):
         return schedule in ACROSS_STEPS
     return "update" in schedule.phases()
 
 
 def keeps_caps(schedule: str | LaunchSchedule) -> bool:
-    """Whether buckets have the sizes that are asked for."""
+    """Whether buckets get the requested sizes."""
     wanted = [1 << 20, 25 << 20]
     caps = caps_of(schedule, wanted) if isinstance(schedule, str) else schedule.caps(wanted)
     return list(caps) == wanted
 
 
 def checked(schedule: str | LaunchSchedule) -> str | LaunchSchedule:
-    """``schedule`` itself, unless it is none; a warning for the one that averages nothing.
-    "auto" is what DPCORE_SCHEDULE says, if anything."""
+    """Checks the schedule and returns it, with "auto" replaced by DPCORE_SCHEDULE if that is set.
+    Warns of a schedule that averages nothing."""
     if isinstance(schedule, str) and schedule == "auto":
         schedule = os.environ.get("DPCORE_SCHEDULE", "") or "auto"
         if schedule not in NAMES:
@@ -159,7 +158,7 @@ def checked(schedule: str | LaunchSchedule) -> str | LaunchSchedule:
 
 
 def asked_for(schedule: str | LaunchSchedule) -> str:
-    """What the program and DPCORE_SCHEDULE say, in the words that ranks compare."""
+    """The schedule of the program and DPCORE_SCHEDULE, as a text that ranks compare."""
     if isinstance(schedule, str) and schedule == "auto":
         said = os.environ.get("DPCORE_SCHEDULE", "") or "auto"
         return f"auto, DPCORE_SCHEDULE {'unset or auto' if said == 'auto' else f'= {said}'}"

@@ -1,13 +1,13 @@
 """``mixed_precision=_MixedPrecision(param_dtype, reduce_dtype, buffer_dtype)``.
 
-Forward runs with casts of the parameters instead of the parameters. The casts are part of
-autograd's graph, so gradients arrive in the parameters' own type, and parameters, gradients and
-optimizer are in full precision whenever the user's code sees them. Buckets travel in
-``reduce_dtype``, by default ``param_dtype``. Buffers are cast once. The module has the casts during
-backward, too: activation checkpointing runs parts of forward again there.
+Forward runs with casts of the parameters. The casts are part of autograd's graph, so gradients
+arrive in the parameters' own type, and the user's code sees parameters, gradients and optimizer in
+full precision. Buckets are sent in ``reduce_dtype``, by default ``param_dtype``. Buffers are cast
+once. The module also has the casts during backward, where activation checkpointing runs parts of
+forward again.
 
-torch exchanges the memory of each parameter before and after each forward and backward instead, on
-a stream of its own; the casts there and here are the same ones.
+torch instead swaps the memory of each parameter before and after each forward and backward, on a
+stream of its own. The casts are the same.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class MixedPrecision:
                 if name not in ignored and buffer.is_floating_point():
                     buffer.data = buffer.to(settings.buffer_dtype)
         for _, parameter in self._own():
-            # Names that programs for torch look at, to see what forward runs with.
+            # Attributes that programs for torch read to see the types used in forward.
             names = vars(parameter)
             names["_fp_param"] = parameter.data
             names["_mp_param"] = torch.empty(0, dtype=self.param_dtype, device=parameter.device)
@@ -47,7 +47,7 @@ class MixedPrecision:
             for own, parameter in part._parameters.items()
             if parameter is not None and id(parameter) in name_of
         ]
-        self._casts: dict[str, torch.Tensor] = {}  # of the last forward, for its backward
+        self._casts: dict[str, torch.Tensor] = {}  # from the last forward, for its backward
         self._is_narrow = False
 
     def _own(self) -> Iterable[tuple[str, nn.Parameter]]:
@@ -56,7 +56,7 @@ class MixedPrecision:
                 yield name, parameter
 
     def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
-        """The module's forward in ``param_dtype``."""
+        """Runs the module's forward in ``param_dtype``."""
         if self.param_dtype is None:
             return self._module(*inputs, **kwargs)
         casts = self._cast_parameters()
@@ -72,7 +72,7 @@ class MixedPrecision:
         return {name: parameter.to(self.param_dtype) for name, parameter in self._own()}
 
     def _become_narrow(self, _: torch.Tensor) -> None:
-        """Backward begins."""
+        """Gives the module the casts when backward begins."""
         if self._is_narrow:
             return
         with torch.enable_grad():
@@ -89,7 +89,7 @@ class MixedPrecision:
 
 
 def _cast(values: Any, dtype: torch.dtype) -> Any:
-    """Floating point tensors within, as ``dtype``."""
+    """Casts the floating point tensors in a structure to ``dtype``."""
     return torch.utils._pytree.tree_map_only(
         torch.Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, values
     )

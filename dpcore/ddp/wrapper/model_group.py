@@ -1,14 +1,14 @@
-"""The operations of one wrapped model, kept apart from those of other models over the same ranks.
+"""Keeps the operations of one wrapped model apart from those of other models over the same ranks.
 
-Two models with the same parameters (twin critics, the two halves of a GAN) ask for the same
-operations. If one rank runs them in another order than its peers, each would add its gradients to
-those of the other model. Every operation of a wrapped model therefore carries a tag made of the
-model's number, and ranks compare tags before any data is touched: a different order is a
-``Mismatch`` on every rank. Only dpcore's own communicators compare tags.
+Two models of the same shape (twin critics, the two halves of a GAN) run the same operations. If
+one rank ran them in another order than its peers, the gradients of one model would be added to
+those of the other. So every operation of a wrapped model carries a tag made from the model's
+number, and ranks compare tags before any data is touched: a different order is a ``Mismatch`` on
+every rank. Only dpcore's own communicators compare tags.
 
 Models are numbered in the order in which they are wrapped over a communicator, and the constructor
-makes the ranks agree on the number. Copies (pickle, deepcopy) are counted by themselves, without
-communication, so that a copy that only one rank makes does not disturb the numbers of the others.
+makes the ranks agree on the number. Copies (pickle, deepcopy) are counted separately, without
+communication, so a copy that only one rank makes does not change the other numbers.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _ADVICE = (
 class ModelGroup:
     """A ``GradientGroup`` for one model: its group, with the model's tag on every operation.
 
-    What the program waits for on the spot (buffers, batch normalisation) overtakes the gradients
-    that are in flight.
+    Operations for which the program waits at once (buffers, batch normalisation) overtake
+    gradients in flight.
     """
 
     def __init__(self, group: GradientGroup, module: nn.Module, is_copy: bool = False) -> None:
@@ -46,7 +46,7 @@ class ModelGroup:
         compares = capabilities_of(group).compares_layouts
         self._comm = cast(Any, group) if compares else None
         self._kind = type(module).__name__
-        self.waited_ns = 0  # in operations that the program waits for on the spot
+        self.waited_ns = 0  # time in operations for which the program waits at once
         number = 0
         if self._comm is not None and is_copy:
             self._comm._copied_models += 1
@@ -56,7 +56,7 @@ class ModelGroup:
         self.agree_on(number)
 
     def agree_on(self, number: int) -> None:
-        """Takes the largest of the ranks' numbers for the model, which no other model has."""
+        """Takes the largest of the ranks' numbers, which no other model has, for the model."""
         self.number = number
         self.tag = number * _SPREAD % (1 << 64)
         if self._comm is not None and number < _FIRST_COPY:
@@ -72,7 +72,7 @@ class ModelGroup:
 
     @property
     def name(self) -> str:
-        """What messages call the model: "model 2 (Critic)"."""
+        """The model's name in messages: "model 2 (Critic)"."""
         if self.number > _FIRST_COPY:
             return f"copied model {self.number - _FIRST_COPY} ({self._kind})"
         return f"model {self.number} ({self._kind})" if self.number else f"model {self._kind}"
@@ -85,7 +85,7 @@ class ModelGroup:
     def all_reduce(
         self, tensor: Any, op: str, *, async_op: bool, content: int = 0
     ) -> Pending | None:
-        """See ``GradientGroup``. ``content``: a hash of what the tensor holds, also compared."""
+        """See ``GradientGroup``. ``content``: a hash of the tensor's meaning, compared by ranks."""
         work: Pending | None = self._run(
             "all_reduce", tensor, op, async_op=async_op, content=content
         )
@@ -122,7 +122,7 @@ class ModelGroup:
             raise Mismatch(f"{self.name}: {problem}{self.advice}") from None
 
     def flat(self, elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Uninitialised memory for messages, where the group likes it best."""
+        """Uninitialised memory for messages: the group's own, if it has any."""
         if capabilities_of(self.group).own_memory:
             tensor: torch.Tensor = cast(Any, self.group).empty(elements, dtype=dtype)
             return tensor

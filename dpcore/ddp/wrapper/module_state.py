@@ -1,4 +1,4 @@
-"""Makes the ranks' models equal: a check that they are the same model, and rank 0's values."""
+"""Checks that all ranks have the same model, and broadcasts rank 0's values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dpcore.comm.communicators.protocol import GradientGroup
 from dpcore.comm.communicators.read_back import numbers_in
 from dpcore.errors import Mismatch
 
-_CHUNK_BYTES = 4 << 20  # tensors of at least so many bytes are sent from where they are
+_CHUNK_BYTES = 4 << 20  # tensors of at least this size are sent without a copy
 _SAME_MODEL = (
     "Wrap the same model, with the same parameters to train, the same options and the same "
     "environment variables, on all ranks"
@@ -40,7 +40,7 @@ def check_same_model(
 
 
 def lines_of_buffers(buffers: Mapping[str, torch.Tensor]) -> list[str]:
-    """What ranks compare of buffers. Those without elements are not sent."""
+    """The lines about buffers that ranks compare. Empty buffers are not sent."""
     return [
         f"buffer {name}: {list(buffer.shape)} {buffer.dtype}"
         for name, buffer in buffers.items()
@@ -77,7 +77,7 @@ def compare(
 
 
 def digest_of(lines: Sequence[str]) -> int:
-    """56 bits of a hash."""
+    """A hash of 56 bits."""
     return int.from_bytes(hashlib.sha256("\n".join(lines).encode()).digest()[:7], "big")
 
 
@@ -105,8 +105,8 @@ def _first_difference(of_0: Sequence[str], of_odd: Sequence[str], odd: int) -> s
 
 @torch.no_grad()
 def broadcast_values(group: GradientGroup, tensors: Sequence[torch.Tensor], root: int = 0) -> None:
-    """The values of ``root`` everywhere. Once per model: it allocates, where small tensors share
-    a message, and for what is not contiguous."""
+    """Broadcasts the values of ``root``. Meant for once per model: it allocates memory to put
+    small tensors into one message, and for tensors that are not contiguous."""
     for chunk in _chunks(tensors):
         pieces = [tensor.detach().reshape(-1) for tensor in chunk]
         flat = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
@@ -120,7 +120,7 @@ def broadcast_values(group: GradientGroup, tensors: Sequence[torch.Tensor], root
 
 
 def _chunks(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Tensors of one kind together, as many as fit."""
+    """Groups tensors of one kind, as many as fit into a message."""
     chunks: list[list[torch.Tensor]] = []
     filling: dict[Any, int] = {}  # kind -> index of the chunk that takes more
     size: dict[Any, int] = {}

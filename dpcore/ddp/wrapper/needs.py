@@ -1,10 +1,10 @@
-"""Which module of a forward needs which parameters, and in what order: seen, not guessed.
+"""Observes which module of a forward needs which parameters, and in what order.
 
 A module may use parameters that are not its own: ``nn.MultiheadAttention`` reads the weight of its
 ``out_proj`` and never calls it, tied weights are read in two places, and ``F.linear(x,
-other.weight)`` reads another module's. So the first forward runs under a mode in which torch shows
-every function call with its arguments. The module that runs when a parameter is used first is the
-one whose forward has to wait for it.
+other.weight)`` reads another module's. So the first forward runs under a ``TorchFunctionMode``,
+which sees every function call with its arguments. The forward of the module in which a parameter
+is used first has to wait for that parameter.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-# What these tell is known without the numbers in a tensor.
+# Functions whose result does not depend on the values in a tensor.
 _READ_NO_NUMBER = {
     *("__len__", "dim", "element_size", "is_complex", "is_contiguous", "is_floating_point"),
     *("nelement", "ndimension", "numel", "requires_grad_", "size", "storage_offset", "stride"),
@@ -25,7 +25,7 @@ PROPERTIES_WITH_NUMBERS = {"H", "T", "data", "imag", "mH", "mT", "real"}
 
 
 class Uses(TorchFunctionMode):
-    """Calls ``used(number)`` for each parameter that a function of torch is given."""
+    """Calls ``used(number)`` for each parameter that is passed to a function of torch."""
 
     def __init__(self, parameters: Sequence[torch.Tensor], used: Callable[[int], None]) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ def _tensors_in(values: Iterable[Any]) -> Iterator[torch.Tensor]:
 
 
 class Needs:
-    """What one forward used, by the module that ran then. Modules in the order of first use."""
+    """The parameters that one forward used, by module, in the order of first use."""
 
     def __init__(self, root: nn.Module, parameters: Sequence[torch.Tensor]) -> None:
         self._root = root
@@ -71,7 +71,7 @@ class Needs:
         self._first: dict[int, nn.Module] = {}  # parameter's number -> module, in order of use
 
     def watch(self, run: Callable[[], Any]) -> Any:
-        """Runs a forward and notes what it uses."""
+        """Runs a forward and records the parameters it uses."""
         handles = []
         for module in self._root.modules():
             handles.append(module.register_forward_pre_hook(self._begins, prepend=True))
@@ -95,14 +95,14 @@ class Needs:
 
     @property
     def order(self) -> list[int]:
-        """Numbers of the parameters, as they were used first; those that were not used, before
-        all others, since nobody knows who needs them."""
+        """The parameters' numbers in the order of first use. Unused ones come before all others,
+        since any module might need them."""
         unused = [n for n in range(len(self._parameters)) if n not in self._first]
         return [*unused, *self._first]
 
     @property
     def modules(self) -> list[tuple[nn.Module, list[int]]]:
-        """Each module that used parameters first, and their numbers."""
+        """Each module that was the first to use some parameters, with their numbers."""
         numbers: dict[nn.Module, list[int]] = {}
         for number, module in self._first.items():
             numbers.setdefault(module, []).append(number)

@@ -1,8 +1,8 @@
-"""Wrappers within wrappers: they may average different parameters, never the same ones.
+"""Nested wrappers may average different parameters, but never the same ones.
 
-Two wrappers of the same parameters send every gradient twice, and each has hooks on it that don't
-know of the other's. torch DDP does that silently. Here it is ``Unsupported``: in the constructor
-when the other wrapper is inside, else at the first forward within the other one.
+Two wrappers of the same parameters would send every gradient twice, by hooks that do not know of
+each other. torch DDP does that silently. Here it raises ``Unsupported``: in the constructor if the
+other wrapper is inside, else at the first forward within the outer one.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def check_inside(module: nn.Module, trained: Sequence[tuple[str, torch.Tensor]])
 
 
 def check_around(model: Wrapped, outer: Any) -> None:
-    """Raises if ``outer``, within whose forward the model's begins, averages its parameters too."""
+    """Raises if ``outer``, whose forward is running, averages some of the model's parameters."""
     names: dict[str, Any] = vars(model)
     known = names.get("_outer_wrapper")
     if known is not None and known() is outer:

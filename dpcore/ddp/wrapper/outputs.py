@@ -1,4 +1,4 @@
-"""The tensors in what a forward returned, and when backward reaches them."""
+"""The tensors in the output of a forward, and callbacks for when backward reaches them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 
 def tensors_in(output: Any) -> Iterator[torch.Tensor]:
-    """All tensors of what a forward has returned."""
+    """All tensors in the output of a forward."""
     if isinstance(output, torch.Tensor):
         yield output
     elif isinstance(output, Mapping):
@@ -26,8 +26,8 @@ def tensors_in(output: Any) -> Iterator[torch.Tensor]:
 
 
 def when_backward_begins(output: Any, call: Callable[[], None]) -> bool:
-    """Calls when the first gradient of an output is there: the first thing that backward computes,
-    in the outermost of its runs. False: there is no output that has one."""
+    """Calls ``call`` when the first gradient of an output is there, which is when the outermost
+    backward begins. Returns False if no output has a gradient."""
     called = False
 
     def begins(_: torch.Tensor) -> None:
@@ -43,12 +43,12 @@ def when_backward_begins(output: Any, call: Callable[[], None]) -> bool:
 
 
 def when_backward_ends(output: Any, call: Callable[[], None]) -> None:
-    """Calls at the end of the outermost backward, on the thread that runs it."""
+    """Calls ``call`` at the end of the outermost backward, on the thread that runs it."""
     when_backward_begins(output, lambda: at_end_of_this_backward(call))
 
 
 def at_end_of_this_backward(call: Callable[[], None]) -> None:
-    """From within a backward."""
+    """Calls ``call`` at the end of the running backward."""
     torch.autograd.Variable._execution_engine.queue_callback(call)
 
 
@@ -65,14 +65,14 @@ class _Once:
 
 
 def when_this_backward_is_over(call: Callable[[], None]) -> None:
-    """As ``at_end_of_this_backward``, and also where an exception ends it: autograd lets go of what
-    it would have called."""
+    """As ``at_end_of_this_backward``, but also if an exception ends the backward: autograd then
+    drops the callback, whose ``__del__`` calls."""
     at_end_of_this_backward(_Once(call))
 
 
 class _Together(torch.autograd.Function):
-    """The identity. Backward of one output reaches the parameters behind all of them, those of
-    outputs outside the loss with no gradient."""
+    """The identity on all outputs together. Backward from one output reaches the parameters behind
+    all of them; outputs that are not in the loss have no gradient."""
 
     @staticmethod
     def forward(ctx: Any, clone: bool, *outputs: Any) -> Any:
@@ -87,11 +87,12 @@ class _Together(torch.autograd.Function):
 
 
 def tie_outputs(output: Any, clone: bool) -> Any:
-    """For finding unused parameters: those that only outputs outside of the loss need are
-    reached, and known to have no gradient. ``clone``: the loss may be changed in place."""
+    """Ties the outputs for the search of unused parameters. Backward then also reaches parameters
+    of outputs that are not in the loss, without a gradient. ``clone``: copies the outputs, so that
+    the loss may change them in place."""
     leaves, structure = tree_flatten(output)
     tied = _Together.apply(clone, *leaves)  # type: ignore[no-untyped-call]
-    # What has no graph stays itself: as an output of a function it would get one.
+    # A tensor without a graph stays itself; as an output of the function it would get one.
     chosen = [
         leaf if isinstance(leaf, torch.Tensor) and leaf.grad_fn is None else through
         for leaf, through in zip(leaves, tied, strict=True)

@@ -1,10 +1,10 @@
-"""Which parameters a wrapped model averages, and whether they still are what was wrapped.
+"""The parameters that a wrapped model averages, and a check that they have not changed.
 
-torch DDP looks once, in its constructor: what is added, replaced or unfrozen later is trained on
-each rank by itself, and the ranks drift apart without a word. Here the next forward raises.
+torch DDP looks only in its constructor: parameters that are added, replaced or unfrozen later are
+trained on each rank by itself, and the ranks silently drift apart. Here the next forward raises.
 
-To notice costs nothing per step: torch tells when a parameter or module is registered, and only
-frozen parameters are looked at again.
+The check is nearly free: torch calls a hook when a parameter or module is registered, and a step
+only looks at frozen parameters.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _NAMES_IN_MESSAGES = 8
 
 
 def kept_parameters(module: nn.Module, ignored: Iterable[str]) -> list[tuple[str, nn.Parameter]]:
-    """All but the ignored ones, with their names. As in torch, a parameter that several modules
-    share is ignored only under all its names; else it comes once, under the first that is not."""
+    """All parameters that are not ignored, with names. As in torch, a shared parameter is ignored
+    only if all its names are; else it is listed once, under its first name that is not."""
     left_out = set(ignored)
     kept: dict[int, tuple[str, nn.Parameter]] = {}
     for prefix, part in module.named_modules():
@@ -40,12 +40,12 @@ def kept_parameters(module: nn.Module, ignored: Iterable[str]) -> list[tuple[str
 
 
 def trained_parameters(module: nn.Module, ignored: Iterable[str]) -> list[tuple[str, nn.Parameter]]:
-    """Those of ``kept_parameters`` that require a gradient."""
+    """The ``kept_parameters`` that require a gradient."""
     return [(name, p) for name, p in kept_parameters(module, ignored) if p.requires_grad]
 
 
 def names_to_ignore(module: nn.Module, delayed: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-    """What the program ignores, and all names of the delayed parameters."""
+    """The names that the program ignores, and all names of the delayed parameters."""
     late = {id(parameter): name for name, parameter in delayed}
     everything = module.named_parameters(remove_duplicate=False)
     return {
@@ -78,7 +78,7 @@ def modules_with_parameters(
 
 
 def ignore_by_name(module: nn.Module, names: Iterable[str]) -> None:
-    """The names as torch keeps them on a module, and the mark that others look for."""
+    """Stores the names on a module as torch does, with the mark that other libraries look for."""
     names = list(names)
     vars(module)["_ddp_params_and_buffers_to_ignore"] = names
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
@@ -87,7 +87,7 @@ def ignore_by_name(module: nn.Module, names: Iterable[str]) -> None:
 
 
 class ParameterWatch:
-    """Knows what was wrapped, and raises when it is not that any more."""
+    """Remembers the wrapped parameters, and raises when they have changed."""
 
     def __init__(
         self, module: nn.Module, trained: Sequence[tuple[str, torch.Tensor]], ignored: set[str]
@@ -111,7 +111,7 @@ class ParameterWatch:
             self._touched = True
 
     def check(self) -> bool:
-        """Raises with the names of what changed; whether modules may have, otherwise."""
+        """Raises with the names of changed parameters. Returns whether modules may have changed."""
         if self._touched or any(parameter.requires_grad for parameter in self._frozen):
             self._compare()
             return True
@@ -139,7 +139,7 @@ _listening = False
 
 
 def _listen() -> None:
-    """One hook of each kind for all models of the process, from the first one on."""
+    """Installs one hook of each kind for all models of the process, once."""
     global _listening
     if not _listening:
         _listening = True
@@ -156,5 +156,5 @@ def _registered(module: nn.Module, name: str, what: Any) -> None:
 
 
 def _buffer_registered(module: nn.Module, name: str, what: Any) -> None:
-    if name not in module._buffers:  # else its place is known, and looked at before each forward
+    if name not in module._buffers:  # known names are looked up before each forward
         _registered(module, name, what)

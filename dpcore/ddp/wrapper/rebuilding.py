@@ -1,16 +1,16 @@
-"""Buckets after the first step: in the order in which gradients came and, unless their sizes were
-given, cut by what was measured.
+"""Rebuilds buckets after the first step: in the order in which gradients arrived and, unless sizes
+were given, with measured sizes.
 
-What is measured: when each gradient was ready in the first step, on the rank that was last, and
-what operations cost between these ranks (``Speed``). Operations in flight overlap: each occupies
-the way between the ranks for its share and its bytes, one after the other, once its bucket is
-ready; the latency counts at the end. Small buckets begin early, large ones pay the share seldom;
-the choice is the largest size that takes at most 1% longer than the best. Where buckets leave after
-backward only, small ones begin nothing early: then they are as large as can be, if that saves 1%.
+Two things are measured: when each gradient was ready in the first step, on the latest rank, and
+the cost of operations between these ranks (``Speed``). In the model, operations in flight overlap:
+once its bucket is ready, each occupies the link for its share and its bytes, one after the other,
+and the latency is added at the end. Small buckets begin early, large ones pay the share less often;
+the choice is the largest size that takes at most 1% longer than the best. If buckets are only sent
+after backward, small ones have no advantage: then they are as large as possible, if that saves 1%.
 
-On a busy machine the small operations may take longer than the large ones. A measurement that makes
-bytes faster than any memory is repeated, at once and then before the next steps. If no measurement
-is plausible, the sizes stay as they are without measuring.
+On a busy machine small operations may take longer than large ones. A measurement by which bytes
+would be faster than any memory is repeated, at once and then before the next steps. If none is
+plausible, buckets get the default sizes.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ CAPS_MB = (0.0625, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 25.0, 50.0, 100.0
 _MIB = 1 << 20
 LARGEST = int(CAPS_MB[-1] * _MIB)
 AT_THE_END = f"{LARGEST / _MIB:g} MiB each at most: they leave after backward only"
-_LARGE, _FLIGHT = _MIB, 8  # bytes of a large operation at most, small ones in flight
-_FASTEST = 1e12  # bytes per second: no memory is as fast
-_REPEATS = 3  # of a measurement, in as many steps
+_LARGE, _FLIGHT = _MIB, 8  # most bytes of a large operation, number of small ones in flight
+_FASTEST = 1e12  # bytes per second, more than any memory has
+_REPEATS = 3  # steps in which a measurement is repeated
 _SLACK = 0.01  # of the time until all gradients are averaged
 
 
@@ -47,7 +47,7 @@ class Speed(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """What the first step leaves for a later cut."""
+    """The measurements of the first step that a later cut needs."""
 
     order: list[int]
     computing: float  # seconds from the first gradient to the last
@@ -55,11 +55,11 @@ class Cut(NamedTuple):
 
 
 def rebuild(model: Wrapped) -> None:
-    """All ranks call it. Rank 0's order is the one of all."""
+    """Rebuilds the buckets in rank 0's order. All ranks call it."""
     reducer = model._reducer
     count = len(model._parameters_by_number)
     arrived = list(reducer.arrival_order)
-    is_complete = len(arrived) == count  # else this rank had no inputs any more
+    is_complete = len(arrived) == count  # else this rank had run out of inputs
     sent = torch.tensor(arrived if is_complete else range(count)[::-1], device=model.device)
     with torch.profiler.record_function(profiled_as(model, "broadcast") or "order of buckets"):
         model._model_group.broadcast(sent, 0)
@@ -69,17 +69,17 @@ def rebuild(model: Wrapped) -> None:
         came = dict(zip(arrived, reducer.arrival_ns, strict=True)) if is_complete else {}
         chosen = _measured_caps(model, order, came)
         if chosen is None:
-            return  # the reducer still wants it before the next forward
+            return  # the reducer asks for it again before the next forward
         caps, why = chosen
         _note_caps(model, caps, why)
     reducer.rebuild(order, caps)
 
 
 def cut_for_the_end(model: Wrapped) -> None:
-    """For buckets that leave after backward only: each but the first costs its share in vain. All
-    ranks call it, and know the same. Gradients are laid anew only where that saves something, and
-    never under a communication hook: it may keep a state for each bucket, as PowerSGD does, and
-    torch cuts buckets once only."""
+    """Enlarges buckets that are only sent after backward, where each one but the first costs its
+    share without gain. All ranks call it with the same data. Buckets are not rebuilt if that saves
+    less than 1%, nor under a communication hook: it may keep a state for each bucket, as PowerSGD
+    does, and torch cuts buckets only once."""
     cut = model._first_steps.cut
     if cut is None or model._caps == [LARGEST] or model._comm_hooks:
         return
@@ -92,14 +92,14 @@ def cut_for_the_end(model: Wrapped) -> None:
 def _note_caps(model: Wrapped, caps: list[int], why: str) -> None:
     model._first_steps.why["buckets"] = why
     model._caps = caps
-    # torch.compile splits graphs by it, and refuses less than torch's first bucket.
+    # torch.compile splits graphs by this cap, and refuses less than torch's first bucket.
     model.bucket_bytes_cap = max(caps[-1], vars(dist)["_DEFAULT_FIRST_BUCKET_BYTES"])
 
 
 def _measured_caps(
     model: Wrapped, order: list[int], came_ns: dict[int, int]
 ) -> tuple[list[int], str] | None:
-    """The caps, and why these. None: the next step is to measure once more."""
+    """The caps and the reason for them. None if the next step is to measure again."""
     if model.device.type != "cpu":
         return list(model._caps), "as without measuring: gradients of a GPU come unseen by the host"
     if model.schedule == "sequential":
@@ -144,8 +144,8 @@ def _measured_caps(
 
 
 def measured_speed(group: Any, large_bytes: int = _LARGE) -> Speed | None:
-    """Of tensors on the CPU; None where no measurement was plausible. All ranks call it and get
-    the same."""
+    """Measures the group with tensors on the CPU; None if no measurement was plausible. All ranks
+    call it and get the same result."""
     one = [torch.zeros(1)]
     flight = [torch.zeros(1) for _ in range(_FLIGHT)]
     large = [torch.zeros(large_bytes // 4)]
@@ -161,7 +161,7 @@ def measured_speed(group: Any, large_bytes: int = _LARGE) -> Speed | None:
 
 
 def _seconds_of(group: Any, tensors: Sequence[torch.Tensor]) -> float:
-    """All-reduces of the tensors at once; the median of some times."""
+    """The median time of concurrent all-reduces of the tensors."""
     taken = []
     for _ in range(5):
         group.all_reduce(tensors[0], "sum", async_op=False)  # all begin together
@@ -179,7 +179,7 @@ def best_caps(
     ready: Sequence[float],
     speed: Speed,
 ) -> list[int]:
-    """The cap that ends first. ``ready``: seconds, by the number of the gradient.
+    """The caps with which communication ends first. ``ready``: seconds, by gradient number.
 
     >>> from dpcore.ddp.wrapper.rebuilding import Speed, best_caps
     >>> sizes, ready = [1 << 20] * 8, [0.01 * number for number in range(8)]

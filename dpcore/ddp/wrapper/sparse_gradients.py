@@ -1,8 +1,8 @@
-"""The average of gradients that are sparse tensors (embeddings with ``sparse=True``).
+"""Averages gradients that are sparse tensors (embeddings with ``sparse=True``).
 
-Ranks touch different rows, so what travels is lists of rows: everybody's indices and values, one
-after the other. Rows that several ranks have are added when the list is coalesced, in rank order.
-Costs as many bytes as all ranks have rows: loses against a dense gradient when most rows are used.
+Ranks touch different rows, so each rank gathers the indices and values of all ranks, one after the
+other. Rows that several ranks have are added in rank order when the list is coalesced. The cost is
+that of the rows of all ranks, so a dense gradient is cheaper if most rows are used.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from dpcore.comm.communicators.read_back import numbers_in
 
 @torch.no_grad()
 def average_sparse(group: GradientGroup, parameter: torch.Tensor, scale: float = 1.0) -> None:
-    """Replaces ``parameter.grad``. A rank without a gradient contributes nothing and gets it too;
-    when no rank has one, nothing changes. ``scale``: what the average is multiplied by."""
+    """Replaces ``parameter.grad`` by ``scale`` times the average. A rank without a gradient
+    contributes nothing and also gets it. If no rank has one, nothing changes."""
     grad = parameter.grad
     if grad is not None:
         grad = (grad if grad.is_sparse else grad.to_sparse(1)).coalesce()

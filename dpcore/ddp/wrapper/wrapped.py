@@ -1,8 +1,8 @@
-"""What the parts of ``DataParallel`` may use of the model that they work for.
+"""``Wrapped``: the attributes of a ``DataParallel`` that its parts may use.
 
-A part takes a ``Wrapped`` and never the class itself. An attribute that is not listed here belongs
-to ``DataParallel`` alone; what only one part needs is kept by that part. Types that torch_face/
-defines stand as ``Any``, since it comes after the parts.
+A part takes a ``Wrapped`` and never the class itself. Attributes that are not listed here are
+private to ``DataParallel``; state that only one part needs is in that part. Types of torch_face/
+are ``Any`` here, since that folder imports this one.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 class Choices(Protocol):
-    """What may be chosen by measurement, and what was: of ``FirstSteps``."""
+    """The view that parts have of ``FirstSteps``."""
 
     chooses_caps: bool
     schedule: Any  # as the program gave it, or the first one that is tried
-    why: dict[str, str]  # of each choice, for the program's user
-    cut: Any  # by which sizes were chosen
+    why: dict[str, str]  # the reason for each choice, shown to the user
+    cut: Any  # the measurements by which sizes were chosen
     measured_in_vain: int  # steps whose measurements were implausible
 
     def go_on(self, model: Wrapped) -> None:
@@ -35,19 +35,19 @@ class Choices(Protocol):
 
 
 class UpdatesAcrossSteps(Protocol):
-    """Of ``AcrossSteps``: a schedule that goes on under the next forward."""
+    """The view that parts have of ``AcrossSteps``, if the schedule ends under the next forward."""
 
     def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Raises for one that steps parameters before their gradients are averages."""
+        """Raises for an optimizer that would step parameters before their averages are there."""
 
     def finish(self) -> None:
-        """Waits for what is in flight."""
+        """Finishes the phases in flight."""
 
 
 class Wrapped(Protocol):
-    """A model in ``DataParallel``, as its parts see it."""
+    """A ``DataParallel`` as its parts see it."""
 
-    # What is trained, and where.
+    # The module and its parameters.
     module: nn.Module
     device: torch.device
     device_type: str
@@ -56,7 +56,7 @@ class Wrapped(Protocol):
     _module_parameters: list[nn.Parameter]  # all but the ignored ones
     _parameters_by_number: list[nn.Parameter]  # those whose gradients are averaged
 
-    # With whom.
+    # The ranks.
     group: GradientGroup
     _model_group: ModelGroup  # the group, with the model's tag on every operation
     _torch_group: Any  # the process group of torch behind it, or None
@@ -95,7 +95,7 @@ class Wrapped(Protocol):
     _futures_of_buffers: list[Any]
     _authoritative_rank: int
 
-    # What is told of the model.
+    # Reports.
     logger: Any
 
     @property
@@ -119,8 +119,8 @@ class Wrapped(Protocol):
 
 
 def profiled_as(model: Wrapped, operation: str) -> str:
-    """Of an operation in torch's profiler: "gloo:all_reduce" when that is the group that was asked
-    for, whoever moves the bytes. Groups of torch tell the profiler themselves."""
+    """The name of an operation in torch's profiler, such as "gloo:all_reduce": by the requested
+    group, even if dpcore moves the bytes. "" for torch's groups, which report their operations."""
     if not capabilities_of(model.group).silent_in_profiler:
         return ""
     return f"{model._profiled_backend}:{operation}"
