@@ -1,8 +1,8 @@
 """Attention over a sequence that ranks share, exactly as one process computes it.
 
-Tensors are [batch, heads, tokens, dim]; keys and values may have fewer heads than queries, which
-are then shared by groups of them. docs/parallel.md says what ring and Ulysses send, and when each
-loses.
+Tensors are [batch, heads, tokens, dim]. Keys and values may have fewer heads than queries; a group
+of query heads then shares one. docs/parallel.md gives the bytes that ring and Ulysses attention
+send, and when each is slower.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Span = Callable[[str], AbstractContextManager[Any]]
 
 
 def zigzag(length: int, world: int, rank: int) -> Tensor:
-    """Which tokens of a sequence rank ``rank`` holds, in their order: ``x[:, zigzag(...)]``.
+    """The indices of the tokens that ``rank`` holds, in order: ``x[:, zigzag(...)]``.
 
     >>> [zigzag(8, 2, rank).tolist() for rank in range(2)]
     [[0, 1, 6, 7], [2, 3, 4, 5]]
@@ -56,9 +56,9 @@ def ring_attention(
     scale: float | None = None,
     span: Span = nullcontext,
 ) -> Tensor:
-    """Attention of this rank's tokens to all ranks' tokens. With ``causal`` ranks hold the tokens
-    that ``zigzag`` says; otherwise any equal number of them. ``span``: that of a ``dp.trace()``,
-    which then shows the blocks over the shifts, "block 2" for the keys of rank 2."""
+    """Attention of this rank's tokens to all ranks' tokens. With ``causal`` each rank holds the
+    tokens of ``zigzag``, otherwise any equal number. ``span``: the method of a ``dp.trace()``,
+    which then shows each block beside the shifts: "block 2" is attention to rank 2's keys."""
     _check(q, k, v)
     if q.device.type != "cpu":
         raise Unsupported(f"ring_attention: tensors on {q.device}; it computes on the CPU")
@@ -113,7 +113,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 
 def block_of(rank: int, source: int, causal: bool, tokens: int) -> tuple[slice, slice, bool]:
-    """Which of this rank's queries attend to which of ``source``'s keys, and whether by a mask.
+    """This rank's queries that attend to ``source``'s keys, those keys, and whether with a mask.
 
     A rank's own tokens are in order, so their mask is the usual one. An earlier rank's first chunk
     comes before both of ours and its second after them; a later rank's chunks both come between
@@ -135,7 +135,7 @@ def block_backward(
     gradient: Tensor, q: Tensor, out: Tensor, lse: Tensor, k: Tensor, v: Tensor, masked: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """The block's part of the gradients. ``out`` and ``lse`` are those of all blocks: with them the
+    """The block's part of the gradients. ``out`` and ``lse`` are of all blocks together, so the
     block's probabilities are those of the whole softmax."""
     wide = _serving(k, q), _serving(v, q)
     dq, dk, dv = _flash_backward(gradient, q, *wide, out, lse, 0.0, masked, scale=scale)
@@ -144,7 +144,7 @@ def block_backward(
 
 
 def _serving(k: Tensor, q: Tensor) -> Tensor:
-    """Each head of keys once for every head of queries that it serves."""
+    """Repeats each head of keys for all query heads that share it."""
     return k if k.shape[1] == q.shape[1] else k.repeat_interleave(q.shape[1] // k.shape[1], 1)
 
 
@@ -175,7 +175,7 @@ class _Ring(Function):
         q, k, v, out, lse = ctx.saved_tensors
         comm, causal, scale, span = ctx.rest
         dq = torch.zeros(q.shape, dtype=lse.dtype)
-        # What is known of a rank's gradients follows its keys, one turn behind, and comes home.
+        # The partial gradients of a rank's keys follow these around the ring, one turn behind.
         known = torch.zeros(2, *k.shape, dtype=lse.dtype)
         moving: list[Any] = []
         for name, rows, columns, masked, k_now, v_now in _round(q, k, v, comm, causal):
@@ -194,8 +194,8 @@ class _Ring(Function):
 
 
 def _round(q: Tensor, k: Tensor, v: Tensor, comm: Any, causal: bool) -> Iterator[Any]:
-    """Turn by turn a block's name, what ``block_of`` says of it, and its keys and values; the next
-    ones come meanwhile."""
+    """For each turn: the block's name, its ``block_of``, and its keys and values. The next keys and
+    values are received meanwhile."""
     kv = torch.stack((k, v))
     for turn in range(comm.world_size):
         source, coming = (comm.rank - turn) % comm.world_size, empty_like(kv, comm)

@@ -1,8 +1,8 @@
-"""Collectives that autograd goes through: each beside its transpose.
+"""Differentiable collectives: the backward of each is its transpose.
 
-A step over several ranks is one program with one loss, and backward sends the other way round.
-After ``reduce_from`` all ranks must go on alike: each of them then is the one process that has the
-loss. Backward can be differentiated once more. docs/parallel.md has a table of all.
+A step over several ranks is one program with one loss, and backward sends in the other direction.
+After ``reduce_from`` all ranks must compute the same, as if each were the single process with the
+loss. Backward is differentiable, too. docs/parallel.md has a table of all collectives.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ def cut(length: int, parts: int) -> list[int]:
 
 
 def copy_to(x: Tensor, comm: Any) -> Tensor:
-    """``x``, which all ranks hold alike and go on with differently."""
+    """``x`` itself, which is equal on all ranks and from here on used differently."""
     return _through(x, lambda x: x.view_as(x), lambda gradient: reduce_from(gradient, comm))
 
 
 def reduce_from(x: Tensor, comm: Any) -> Tensor:
-    """The sum of all ranks' ``x``, with which all ranks go on alike."""
+    """The sum of all ranks' ``x``, with which all ranks then compute the same."""
 
     def run(x: Tensor) -> Tensor:
         total = empty_like(x, comm).copy_(x)
@@ -47,8 +47,8 @@ def reduce_from(x: Tensor, comm: Any) -> Tensor:
 
 
 def gather(x: Tensor, comm: Any, dim: int = 0, sizes: Sizes = None) -> Tensor:
-    """Every rank's ``x``, joined along ``dim``. ``sizes``: how long ``dim`` is on each rank, when
-    that differs."""
+    """Every rank's ``x``, joined along ``dim``. ``sizes``: the length of ``dim`` on each rank, if
+    ranks differ."""
     length = _length(x, dim, "gather")
     lengths = sizes or [length] * comm.world_size
 
@@ -62,8 +62,8 @@ def gather(x: Tensor, comm: Any, dim: int = 0, sizes: Sizes = None) -> Tensor:
 
 
 def reduce_scatter(x: Tensor, comm: Any, dim: int = 0, sizes: Sizes = None) -> Tensor:
-    """This rank's part along ``dim`` of the sum of all ranks' ``x``. ``sizes`` of the parts: as
-    ``cut`` makes them."""
+    """This rank's part along ``dim`` of the sum of all ranks' ``x``. ``sizes``: the lengths of the
+    parts, by default those of ``cut``."""
     lengths = sizes or cut(_length(x, dim, "reduce_scatter"), comm.world_size)
     uneven = lengths if len(set(lengths)) > 1 else None
 
@@ -79,9 +79,9 @@ def reduce_scatter(x: Tensor, comm: Any, dim: int = 0, sizes: Sizes = None) -> T
 def all_to_all(
     x: Tensor, comm: Any, split: int, join: int, split_sizes: Sizes = None, join_sizes: Sizes = None
 ) -> Tensor:
-    """Cuts ``x`` along ``split``, sends the d-th part to rank d, joins what comes along ``join``.
-    ``split_sizes`` of the parts: as ``cut`` makes them; ``join_sizes``: how long ``join`` is on
-    each rank, when that differs."""
+    """Cuts ``x`` along ``split``, sends part d to rank d, joins received parts along ``join``.
+    ``split_sizes``: the lengths of the parts, by default those of ``cut``. ``join_sizes``: the
+    length of ``join`` on each rank, if ranks differ."""
     long, wide = _length(x, split, "all_to_all"), _length(x, join, "all_to_all")
     if split % x.dim() == join % x.dim():
         raise Unsupported(f"all_to_all: split and join are both dimension {split % x.dim()}")
@@ -103,7 +103,7 @@ def all_to_all(
 
 
 def shift(x: Tensor, comm: Any, by: int = 1) -> Tensor:
-    """What the rank ``by`` places before this one holds, round the ring."""
+    """The ``x`` of the rank ``by`` places before this one in the ring."""
 
     def run(x: Tensor) -> Tensor:
         moved = empty_like(x, comm)
@@ -117,7 +117,7 @@ def shift(x: Tensor, comm: Any, by: int = 1) -> Tensor:
 def start_shift(
     x: Tensor, output: Tensor, comm: Any, by: int = 1, tag: int = tags.SHIFT
 ) -> list[Any]:
-    """``shift`` without autograd and without waiting: two handles to wait for."""
+    """Starts a ``shift`` without autograd. Returns the handles to wait for."""
     there, here = (comm.rank + by) % comm.world_size, (comm.rank - by) % comm.world_size
     if there == comm.rank:
         output.copy_(x)
@@ -127,15 +127,15 @@ def start_shift(
 
 
 def dropout(x: Tensor, p: float, generator: torch.Generator) -> Tensor:
-    """Dropout by a generator of one's own (``Mesh.generator``): that of torch belongs to the whole
-    process, and ranks that are threads would share it."""
+    """Dropout with a generator of the caller (``Mesh.generator``). torch's default generator
+    belongs to the process, so ranks that are threads would share it."""
     if not 0 <= p < 1:
         raise Unsupported(f"dropout: {p} must be at least 0 and below 1")
     return x * (torch.rand(x.shape, generator=generator) >= p).to(x.dtype) / (1 - p)
 
 
 def empty_like(x: Tensor, comm: Any) -> Tensor:
-    """Memory for ``x`` that the ranks of a host reach without a copy."""
+    """Memory for ``x`` that local peers can access without a copy."""
     made: Tensor = comm.empty(*x.shape, dtype=x.dtype)
     return made
 
@@ -159,7 +159,7 @@ class _Collective(Function):
 
 
 def _elements(sizes: Sizes, x: Tensor) -> list[int] | None:
-    """Rows as elements."""
+    """The sizes in elements instead of rows."""
     return [size * x.shape[1:].numel() for size in sizes] if sizes else None
 
 

@@ -14,10 +14,11 @@ if TYPE_CHECKING:
 
 
 def mesh(comm: Any, **sizes: int) -> Mesh:
-    """Splits ``comm`` into the axes of a grid. Every rank of ``comm`` calls it. The last one varies
-    fastest: with ``data=2, tensor=2``, ranks 0 and 1 share ``mesh.tensor``, 0 and 2 ``mesh.data``.
+    """Splits ``comm`` into the axes of a grid. Every rank of ``comm`` calls it. The last axis
+    varies fastest: with ``data=2, tensor=2``, ranks 0 and 1 share ``mesh.tensor``, and ranks 0 and
+    2 ``mesh.data``.
 
-    ``comm``   a communicator, or a ``DeviceMesh`` of torch with names, whose sizes then are known.
+    ``comm``   a communicator, or a ``DeviceMesh`` of torch with names, which also gives the sizes.
     ``sizes``  ranks along each axis, by name. The product is ``comm.world_size``; one of them may
                be -1, which stands for the rest.
 
@@ -44,7 +45,7 @@ def mesh(comm: Any, **sizes: int) -> Mesh:
 
 
 class Mesh:
-    """What ``dp.mesh()`` returns: ``mesh.data`` is the communicator of the axis "data"."""
+    """The result of ``dp.mesh()``: ``mesh.data`` is the communicator of the axis "data"."""
 
     def __init__(self, comm: Any, sizes: dict[str, int], axes: dict[str, Any]) -> None:
         self.comm = comm
@@ -63,11 +64,11 @@ class Mesh:
 
     @property
     def coordinates(self) -> dict[str, int]:
-        """Where this rank is on each axis."""
+        """This rank's position on each axis."""
         return {name: axis.rank for name, axis in self._axes.items()}
 
     def generator(self, seed: int, *differ: str) -> torch.Generator:
-        """Random numbers that differ along the axes ``differ`` and are alike along the others."""
+        """A generator whose numbers differ along the axes ``differ`` and agree along the others."""
         import torch
 
         if unknown := [name for name in differ if name not in self.sizes]:
@@ -90,7 +91,7 @@ class Mesh:
         return init_device_mesh(device_type, tuple(self.sizes.values()), mesh_dim_names=names)
 
     def close(self) -> None:
-        """Closes the communicators of the axes, and not the one that was split."""
+        """Closes the communicators of the axes, but not the one that was split."""
         for axis in self._axes.values():
             axis.close()
 
@@ -101,7 +102,7 @@ class Mesh:
 
 
 def _of_torch(device_mesh: Any, sizes: dict[str, int]) -> Mesh:
-    """Each axis is the communicator behind torch's group of that axis: nothing new is made."""
+    """A mesh of the communicators behind torch's groups. It makes no new ones."""
     from dpcore.comm.communicators.torch_group import TorchCommunicator
     from dpcore.comm.launch.torch_backend import communicator_of
 
@@ -117,7 +118,7 @@ def _of_torch(device_mesh: Any, sizes: dict[str, int]) -> Mesh:
 
 
 def _completed(sizes: dict[str, int], world: int) -> dict[str, int]:
-    """Positive sizes whose product is the world, or an error that says what is wrong."""
+    """Checks the sizes, whose product must be the world size, and fills in a -1."""
     if not sizes:
         raise Unsupported("mesh: name the axes and their sizes, such as data=2, tensor=2")
     for name in sizes:

@@ -1,4 +1,4 @@
-"""How long a pipeline plan takes: when each pass begins and ends, and how much is idle."""
+"""The time of a pipeline plan: when each pass begins and ends, and the share of idle time."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ class Action(NamedTuple):
 
 
 class Price(NamedTuple):
-    """How long a plan takes: (action, begin, end) for each rank, and the end of the last one."""
+    """The times of a plan: (action, begin, end) for each rank, and the end of the last one."""
 
     seconds: float
     spans: list[list[tuple[Action, float, float]]]
 
     @property
     def bubble(self) -> float:
-        """The share of all ranks' time in which they have nothing to compute."""
+        """The share of the ranks' time in which they are idle."""
         busy = sum(end - begin for spans in self.spans for _, begin, end in spans)
         return 1 - busy / (self.seconds * len(self.spans)) if self.seconds else 0.0
 
     def draw(self) -> str:
-        """Rank by rank, with a column as long as the shortest pass: dots are idle, dashes go on
-        with a pass."""
+        """A line per rank. A column is as long as the shortest pass; dots are idle time, dashes
+        continue a pass."""
         times = [end - begin for spans in self.spans for _, begin, end in spans if end > begin]
         if not times:
             return "no pass takes any time"
@@ -84,9 +84,9 @@ def price(
     weight: float,
     link: float,
 ) -> Price:
-    """Each rank computes its row in order. A pass begins when its rank is free and what it needs
-    has ended and, from another rank, travelled for ``link``. Refuses rows whose ranks would wait
-    for each other for ever."""
+    """Prices a plan in which each rank computes its row in order. A pass begins when its rank is
+    free and the passes that it needs have ended; a result of another rank takes ``link`` more.
+    Raises if ranks would deadlock."""
     rank_of = {action.stage: rank for rank, row in enumerate(rows) for action in row}
     of_stage = {
         "F": _for_each(forward, len(rank_of), "forward"),
@@ -119,7 +119,7 @@ def price(
 
 
 def live(row: Iterable[Action]) -> int:
-    """The most micro-batches, counted at each stage, whose activations a rank keeps at a time."""
+    """The most micro-batches whose activations a rank holds at once, counted per stage."""
     change = {"F": 1, "I": 0, "B": -1, "W": -1}
     return max(accumulate((change[action.kind] for action in row), initial=0))
 

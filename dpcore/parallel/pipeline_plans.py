@@ -1,8 +1,8 @@
-"""Pipeline plans: which rank computes which micro-batch at which stage, in which order, as data.
+"""Pipeline plans as data: for each rank, the micro-batches and stages it computes, in order.
 
-A model is cut into stages, one behind the other, and a batch into micro-batches. An *action* is one
-pass: ``2F5`` is the forward of micro-batch 5 through stage 2, ``2B5`` its backward, ``2I5`` and
-``2W5`` the halves of one. docs/parallel.md says what each plan costs and when it loses.
+A model is cut into consecutive stages, and a batch into micro-batches. An *action* is one pass:
+``2F5`` is the forward of micro-batch 5 through stage 2, ``2B5`` its backward, ``2I5`` and ``2W5``
+the halves of that. docs/parallel.md gives the cost of each plan and when another is better.
 
 ``GPipe``            all forwards, then all backwards
 ``1F1B``             a backward as soon as there can be one
@@ -35,10 +35,10 @@ def pipeline_plan(
     microbatches: int | None = None,
     ranks: int | None = None,
 ) -> PipelinePlan:
-    """A plan by its name, "GPipe", "1F1B" or "Interleaved1F1B", or of a CSV file in torch's format.
+    """A plan by its name, "GPipe", "1F1B" or "Interleaved1F1B", or from a CSV file in torch's form.
 
-    ``ranks`` share the stages in turns: rank r has the stages r, r + ranks, ... By default each
-    stage has its own rank, and two share one under "Interleaved1F1B".
+    Rank r has the stages r, r + ranks, ... By default each stage has its own rank; under
+    "Interleaved1F1B" each rank has two stages.
 
     >>> print(pipeline_plan("1F1B", stages=2, microbatches=3))
     1F1B: 2 stages on 2 ranks, 3 micro-batches, bubble 25.0%, at most 2 live
@@ -80,7 +80,7 @@ def pipeline_plan(
 def _row(
     rank: int, mine: Sequence[int], microbatches: int, size: int, warm_up: int
 ) -> tuple[Action, ...]:
-    """Some forwards, then one forward and one backward in turns, then the backwards that are left.
+    """Some forwards, then forwards and backwards in turn, then the remaining backwards.
     Groups of ``size`` micro-batches pass all of the rank's stages, one group after the other."""
     groups = [range(i, min(i + size, microbatches)) for i in range(0, microbatches, size)]
     forward = [Action(stage, "F", m) for group in groups for stage in mine for m in group]
@@ -93,8 +93,8 @@ def _row(
 
 @dataclass(frozen=True)
 class PipelinePlan:
-    """``actions[rank]``: what each rank computes, in its order. Every plan is complete, and nobody
-    waits for ever."""
+    """``actions[rank]``: the actions of each rank, in order. Every plan is complete and cannot
+    deadlock."""
 
     name: str
     actions: tuple[tuple[Action, ...], ...]
@@ -121,7 +121,7 @@ class PipelinePlan:
         return frozenset(action for row in self.actions for action in row)
 
     def needs(self, action: Action) -> list[Action]:
-        """What must have ended before ``action`` begins, besides what stands before it."""
+        """The actions that must end before this one begins, besides earlier ones of its rank."""
         stage, kind, m = action
         if kind == "F":
             return [Action(stage - 1, "F", m)] if stage > 0 else []
@@ -137,14 +137,14 @@ class PipelinePlan:
         weight: float = 0.5,
         link: float = 0.0,
     ) -> Price:
-        """When everything happens. ``forward``, ``backward``: time of a pass, or one for each
-        stage; ``weight``: the share of W in a backward of two parts; ``link``: the time of a
-        message between two ranks, which meanwhile compute."""
+        """The times of all passes. ``forward``, ``backward``: the time of a pass, or one per stage;
+        ``weight``: the share of W in a backward of two parts; ``link``: the time of a message
+        between two ranks, which compute meanwhile."""
         times = forward, backward, weight, link
         return pipeline.price(self.name, self.actions, self.needs, *times)
 
     def live(self) -> list[int]:
-        """The most micro-batches, counted at each of its stages, that a rank has activations of."""
+        """For each rank, the most micro-batches whose activations it holds, counted per stage."""
         return [pipeline.live(row) for row in self.actions]
 
     def __repr__(self) -> str:
@@ -157,13 +157,13 @@ class PipelinePlan:
     # ---- torch's format --------------------------------------------------------------------------
 
     def to_csv(self) -> str:
-        """For ``_load_csv`` of torch's schedules: a line for each rank, a cell for each action."""
+        """The form of torch's ``_load_csv``: a line for each rank, a cell for each action."""
         return "".join(",".join(map(str, row)) + "\n" for row in self.actions)
 
     @classmethod
     def from_csv(cls, text: str, name: str = "csv") -> PipelinePlan:
-        """Reads a file that torch's ``_dump_csv(..., format="compute_only")`` has written. Passes
-        that torch overlaps stand one after the other."""
+        """Reads a file of torch's ``_dump_csv(..., format="compute_only")``. Passes that torch
+        overlaps become consecutive."""
         rows = []
         for line in text.splitlines():
             row: list[Action] = []

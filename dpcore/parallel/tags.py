@@ -1,4 +1,4 @@
-"""Tags of the messages that go round a ring; dpcore show knows them by these."""
+"""Tags of messages in a ring, by which ``dpcore show`` recognises them."""
 
 SHIFT = 1 << 20  # activations, or keys and values
-GRADIENTS = SHIFT + 1  # what is known of keys' and values' gradients, behind them
+GRADIENTS = SHIFT + 1  # partial gradients of keys and values
