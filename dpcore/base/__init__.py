@@ -1,1 +1,1 @@
-"""What every room may use: files, names of the machine, markup, code of the user."""
+"""Helpers for all other folders: files, names of the machine, markup, code of the user."""

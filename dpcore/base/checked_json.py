@@ -1,8 +1,8 @@
-"""JSON that other programs have written: read whole or refused, and checked field by field.
+"""Reads JSON that other programs have written, and checks it field by field.
 
-Whatever a file holds, its reader raises ``Unreadable`` with one sentence that names the file, the
-entry and what is wrong with it, or gets values of the kinds that its schema names. What a schema
-does not name may be anything.
+A reader either gets values of the kinds that its schema names, or raises ``Unreadable`` with one
+sentence that names the file, the entry and what is wrong with it. Fields that the schema does not
+name may hold anything.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SHOWN = 40
 
 
 class Unreadable(Error, ValueError):
-    """A file is not what it is read as."""
+    """A file does not have the expected content."""
 
 
 class Wrong(ValueError):
@@ -36,7 +36,7 @@ class Wrong(ValueError):
 
 
 def read_json(path: Path, what: str) -> Any:
-    """The JSON of a file, which may be compressed. ``what`` it should be is for messages."""
+    """The JSON of a file, which may be compressed. ``what`` names its content in errors."""
 
     def refused(why: object) -> Unreadable:
         return Unreadable(f"{path} is not {what}: {why}")
@@ -72,7 +72,7 @@ def read_json(path: Path, what: str) -> Any:
 
 @contextmanager
 def checking(path: Path) -> Iterator[None]:
-    """What is ``Wrong`` in the block is wrong in this file."""
+    """Turns ``Wrong`` in the block into an ``Unreadable`` that names the file."""
     try:
         yield
     except Wrong as problem:
@@ -83,8 +83,8 @@ def checking(path: Path) -> Iterator[None]:
 
 
 class Kind:
-    """What a value has to be; ``words`` say it after "it must be". ``fits`` is quick, since most
-    values of a long file do; ``wrong`` finds the place of what does not."""
+    """A kind of values. ``words`` describe it after "it must be". ``fits`` is fast, since most
+    values of a long file fit; ``wrong`` finds the place of one that does not."""
 
     def __init__(self, words: str, fits: Callable[[Any], bool]) -> None:
         self.words, self.fits = words, fits
@@ -134,7 +134,7 @@ class MapOf(Kind):
 
 class Fields(Kind):
     """An object that has the fields of ``needed`` and may have ``others``. A field that neither
-    names may hold anything. ``agree``: what is wrong among fields that fit, or nothing."""
+    names may hold anything. ``agree`` returns what is wrong between fields that fit, or ""."""
 
     def __init__(
         self,
@@ -177,7 +177,7 @@ def whole(least: int = 0, most: int = _MOST) -> Kind:
 
 
 def number(least: float, most: float, words: str) -> Kind:
-    """NaN and infinity are none."""
+    """A number in this range, which excludes NaN and infinity."""
     return Kind(words, lambda value: type(value) in (int, float) and least <= value <= most)
 
 
@@ -194,7 +194,7 @@ PLAIN = Kind("a text or a number", lambda value: not isinstance(value, dict | li
 
 
 def _is_in_utf8(text: str) -> bool:
-    """JSON can name half a character, which nothing can print."""
+    """Whether a text can be encoded. JSON may contain half of a surrogate pair."""
     return text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
@@ -208,7 +208,7 @@ def place_of(where: Where) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as JSON has it, cut where it is long.
+    """A value as JSON, cut if it is long.
 
     >>> shown(float("nan")), shown([1]), shown(None), shown("ring")
     ('NaN', 'a list', 'null', '"ring"')

@@ -17,18 +17,18 @@ _BLOCKS = len(_T) + 1
 
 
 def median_interval(values: Sequence[float], doubt: float) -> tuple[float, float]:
-    """The median of what values are drawn from lies outside with at most this probability: it is
-    below the k-th smallest one only if fewer than k of the draws fell below it. Of fewer than
-    ``least_values(doubt)`` values it is the whole range, outside of which the median lies with a
-    greater probability.
+    """An interval outside which the median of the values' distribution lies with at most the
+    probability ``doubt``: the median is below the k-th smallest value only if fewer than k values
+    fell below it. For fewer than ``least_values(doubt)`` values the interval is their whole range,
+    which may be wrong with a greater probability.
 
     >>> median_interval(range(1, 11), 0.05)
     (2, 9)
     """
     ordered = sorted(values)
     count = len(ordered)
-    # In whole numbers: of the 2^count ways to fall below or above, those with at most ``outside``
-    # values below.
+    # In integers: of the 2^count ways in which values fall below or above the median, the number
+    # of those with at most ``outside`` values below.
     at_most = Fraction(doubt) * 2**count
     outside, ways = 0, 1
     of_these = ways
@@ -41,8 +41,8 @@ def median_interval(values: Sequence[float], doubt: float) -> tuple[float, float
 
 
 def least_values(doubt: float) -> int:
-    """How many values an interval of their median takes that is wrong with at most this
-    probability: the range of n values leaves out the median with a probability of 2 / 2^n.
+    """The fewest values whose range misses the median with at most this probability. The range of
+    n values misses it with a probability of 2 / 2^n.
 
     >>> least_values(0.05)
     6
@@ -51,10 +51,10 @@ def least_values(doubt: float) -> int:
 
 
 def ratio_interval(above: Sequence[float], below: Sequence[float]) -> tuple[float, float]:
-    """95%, of the ratio of two expected values that can't be negative (Fieller's theorem). It has
-    no upper end where ``below`` may be zero.
+    """The 95% confidence interval of the ratio of two expected values that cannot be negative
+    (Fieller's theorem). It has no upper end if ``below`` may be zero.
 
-    Neighbouring steps are not independent, so their values enter as the means of at most twenty
+    Neighbouring steps are not independent, so the values are first averaged into at most twenty
     blocks.
 
     >>> [round(end, 2) for end in ratio_interval([9.0, 11.0, 10.0], [1.0, 1.0, 1.0])]

@@ -1,8 +1,8 @@
-"""Which compiled core fits the torch that is installed, and what to do where none does.
+"""Finds the compiled core for the installed torch, or says what to do if there is none.
 
-A core is compiled against one minor version of torch and one of Python, as its path says:
+A core is compiled against one minor version of torch and one of Python, which its path names:
 ``_cores/torch2_13/_C.cpython-311-x86_64-linux-gnu.so``. A wheel has one per version of torch, a
-checkout those that were built in it, and the wheel for any system has none.
+checkout has those that were built in it, and the platform-independent wheel has none.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class NoCore(ImportError):
 
 
 def hidden_by(package: Path = FOLDER.parent) -> Path | None:
-    """A dpcore with a core that Python would find if this one, without, did not come first on its
-    path: that of a clone of the repository, in which ``python -m dpcore`` was typed."""
+    """An installed dpcore with a core, hidden by this one, which has none and comes first on the
+    path. This happens if ``python -m dpcore`` runs in a clone of the repository."""
     for entry in sys.path:
         other = Path(entry or ".").resolve() / package.name
         if other != package.resolve() and cores(other / "_cores"):
@@ -57,7 +57,7 @@ def fitting(torch_version: str, folder: Path = FOLDER) -> Path:
 
 
 def why_none_fits(torch_version: str, known: list[tuple[int, int]]) -> str:
-    """What was found, what there is, and what to type."""
+    """The message if no core fits: the installed versions, the cores, and the commands to type."""
     found = f"torch {torch_version} is installed for {_python()}"
     if not known and (hidden := hidden_by()):
         return (
@@ -74,7 +74,7 @@ def why_none_fits(torch_version: str, known: list[tuple[int, int]]) -> str:
 
 
 def without_torch(folder: Path = FOLDER) -> str:
-    """What to say where torch is not installed."""
+    """The message if torch is not installed."""
     known = list(cores(folder))
     if not known:
         return (
@@ -89,7 +89,7 @@ def without_torch(folder: Path = FOLDER) -> str:
 
 
 def how_to_install_torch(known: list[tuple[int, int]] | None = None) -> str:
-    """The command for the newest version that a core fits."""
+    """The command that installs the newest version of torch for which there is a core."""
     known = list(cores()) if known is None else known
     return "pip install torch" + ("~={}.{}.0".format(*known[-1]) if known else "")
 

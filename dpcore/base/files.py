@@ -1,10 +1,9 @@
-"""Writes files for others to read: never half of one, and nowhere that a stranger has chosen.
+"""Writes files whole or not at all, and never to a place that another user has chosen.
 
-A regular file is written under another name beside its place and renamed into it. That name is
-random and has to be new (``O_EXCL``, ``O_NOFOLLOW``), so nobody can have put a link there. Whatever
-else is at the path (a device, a FIFO, a symbolic link) stays what it is and is written to. In a
-directory that everybody may write to, those that another user has made are refused, as Linux does
-for links with ``fs.protected_symlinks``.
+A regular file is written under another name in the same folder and renamed. That name is random
+and must be new (``O_EXCL``, ``O_NOFOLLOW``), so no other user can have put a link there. A device,
+a FIFO or a symbolic link at the path stays and is written to. In a world-writable directory those
+of another user are refused, as Linux does for links with ``fs.protected_symlinks``.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ _FLAGS = os.O_WRONLY | os.O_CLOEXEC
 
 
 def write_whole(path: str | os.PathLike[str], content: str | bytes, mode: int = 0o666) -> None:
-    """Replaces what is at ``path``. ``mode`` is that of a new file, less the umask; a file that is
-    replaced hands down its own, where that lets in fewer."""
+    """Replaces the file at ``path``. ``mode`` is that of a new file, less the umask; if the
+    replaced file had stricter permissions, they are kept."""
     place = Path(path)
     data = content.encode() if isinstance(content, str) else content
     try:
@@ -31,7 +30,7 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes, mode: int = 
         return
     if found is not None:
         mode &= stat.S_IMODE(found.st_mode)
-    draft = place.with_name(f".dpcore.{secrets.token_hex(8)}")  # however long the own name is
+    draft = place.with_name(f".dpcore.{secrets.token_hex(8)}")  # short even if the name is long
     try:
         descriptor = os.open(draft, _FLAGS | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
         try:
@@ -52,7 +51,7 @@ def _write_in_place(place: Path, found: os.stat_result, data: bytes, mode: int) 
     if is_public and found.st_uid not in (os.geteuid(), folder.st_uid):
         raise PermissionError(
             f"{place} is not a regular file and belongs to another user (uid {found.st_uid}), in a "
-            "directory that everybody may write to; choose another path"
+            "directory that all users may write to; choose another path"
         )
     is_link = stat.S_ISLNK(found.st_mode)
     how = os.O_CREAT | os.O_TRUNC if is_link else os.O_NOFOLLOW

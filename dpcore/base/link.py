@@ -1,14 +1,14 @@
-"""``link="10gbit,50us"``: the words for a network that is to be emulated.
+"""``link="10gbit,50us"``: parses the description of an emulated network.
 
-``csrc/comm/transport/link.h`` says what they do.
+``csrc/comm/transport/link.h`` explains the parameters.
 
     10gbit,50us                          every link: bandwidth and latency, one way
-    1gbit,200us,jitter=20us,loss=0.1%    and how much they vary; seed=3 chooses the dice
-    file:links.txt                       a line per pair of ranks, the last that fits wins
+    1gbit,200us,jitter=20us,loss=0.1%    with variation; seed=3 seeds the random numbers
+    file:links.txt                       a line per pair of ranks; the last that matches wins
 
 A line of the file is ``from -> to: words``, with ``*`` for every rank; ``#`` begins a comment.
 
-Where a program gives none, DPCORE_LINK does.
+If the program gives no link, DPCORE_LINK does.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def parse_speed(text: str) -> Speed:
 
 
 def _value_of(word: str) -> tuple[str, float]:
-    """Which field of ``Speed`` a word gives, and its value; "" for a word that means nothing."""
+    """The field of ``Speed`` that a word sets, and its value; "" for an unknown word."""
     name, _, value = word.strip().rpartition("=")
     match = re.fullmatch(r"(\d+\.?\d*|\.\d+)([a-z%]*)", value)
     if match is None:
@@ -87,7 +87,7 @@ def _value_of(word: str) -> tuple[str, float]:
 
 
 def speeds(text: str, world_size: int) -> list[list[Speed]]:
-    """By sender, then by receiver."""
+    """The speed of each link, by sender, then by receiver."""
     if not text.startswith("file:"):
         return [[parse_speed(text)] * world_size for _ in range(world_size)]
     table = [[Speed()] * world_size for _ in range(world_size)]
@@ -110,7 +110,7 @@ def speeds(text: str, world_size: int) -> list[list[Speed]]:
 
 
 def link_or_variable(given: str | None, world_size: int) -> str | None:
-    """The words that the program gives, else those of DPCORE_LINK, else None."""
+    """The link that the program gives, else DPCORE_LINK, else None."""
     words = os.environ.get("DPCORE_LINK", "")
     if given is not None or not words:
         return given
@@ -122,13 +122,13 @@ def link_or_variable(given: str | None, world_size: int) -> str | None:
 
 
 def check_no_link(what: str) -> None:
-    """DPCORE_LINK must not be without effect: times would be taken for those of that link."""
+    """Raises if DPCORE_LINK is set but has no effect: times would be misread as that link's."""
     if refusal := refusal_of_link(what):
         raise Unsupported(refusal)
 
 
 def refusal_of_link(what: str) -> str:
-    """Why DPCORE_LINK excludes ``what``; empty where the variable is not set."""
+    """The reason why DPCORE_LINK excludes ``what``, or "" if the variable is not set."""
     words = os.environ.get("DPCORE_LINK", "")
     if not words:
         return ""

@@ -9,7 +9,7 @@ from typing import Any
 
 
 def machine() -> dict[str, Any]:
-    """What the numbers were measured on."""
+    """A description of the machine: its processor and versions."""
     model = platform.machine()
     try:
         with open("/proc/cpuinfo") as lines:
@@ -25,8 +25,8 @@ def machine() -> dict[str, Any]:
 
 
 def commit_of(folder: Path) -> str:
-    """The commit that the git working tree around a folder is at, or nothing. Read from git's own
-    files: a program that communicates had better start no other."""
+    """The commit of the git working tree around a folder, or "". It is read from git's own files,
+    because a program that communicates should not start another process."""
     try:
         for place in (folder, *folder.parents):
             git = place / ".git"

@@ -30,7 +30,7 @@ def paragraphs(lines: Sequence[str]) -> str:
 
 
 def frame(page: str, height: int) -> str:
-    """A whole page within another one, from which it can reach nothing."""
+    """A page in a sandboxed frame of another page."""
     return (
         f'<iframe srcdoc="{html.escape(page)}" sandbox="allow-scripts" '
         f'style="width:100%;height:{height}px;border:1px solid #8884"></iframe>'
@@ -38,7 +38,7 @@ def frame(page: str, height: int) -> str:
 
 
 def short(value: float) -> str:
-    """Three digits, as many as a reader wants: 0.123, 3.14, 31.4, 314.
+    """A number with three digits: 0.123, 3.14, 31.4, 314.
 
     >>> [short(value) for value in (0.12345, 3.14159, 31.4159, 3141.59)]
     ['0.123', '3.14', '31.4', '3142']

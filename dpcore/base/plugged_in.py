@@ -1,8 +1,7 @@
-"""What rooms above plug into rooms below, which never import them.
+"""Hooks through which the core calls upper folders that it never imports.
 
-The core works without ``tools`` and ``school``: where it would use them, it calls a function of
-this module. ``dpcore/__init__.py`` puts functions here that import what they need when they are
-called.
+The core works without ``tools`` and ``school``: to use them, it calls a function of this module.
+``dpcore/__init__.py`` sets these to functions that import the upper folder when they are called.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ def _nothing(*_: Any) -> None:
     return None
 
 
-# A communicator was made, by a name for its ranks, which did not begin to meet before a time.
+# A communicator was made: the rendezvous name of its ranks, and a time before their rendezvous.
 communicator_made: Callable[[Any, str, int], None] = _nothing
 
 # This process has waited for long, in an operation with this timeout.
 waits_for_long: Callable[[float], None] = _nothing
 
-# The HTML page of a trace: of a file, or of what would be written to one.
+# The HTML page of a trace: of a file, or of a name and the content of one.
 page_of_trace: Callable[[Any], str | None] = _nothing
 
-# HTML for a schedule, move by move, or None where it cannot be drawn.
+# HTML for a schedule, move by move, or None if it cannot be drawn.
 page_of_schedule: Callable[[Any], str | None] = _nothing

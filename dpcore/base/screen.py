@@ -9,19 +9,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-# Where else it goes, on ranks of a notebook that are processes of their own.
+# Replaces show() on ranks of a notebook that are separate processes.
 other: Callable[[Any], None] | None = None
 
 
 def show(page: str, shown_in_notebooks: Any) -> None:
-    """In a notebook the object below the cell, else the page in a browser, or where it lies."""
+    """Shows the object below a notebook's cell, else the page in a browser, or prints its path."""
     if other is not None:
         other(shown_in_notebooks)
         return
     if _in_notebook():
         sys.modules["IPython.display"].display(shown_in_notebooks)
         return
-    # It stays: a browser reads it later, and pages that show() made before are still open.
+    # The file is kept: the browser reads it later, and earlier pages may still be open.
     with tempfile.NamedTemporaryFile(
         "w", prefix="dpcore-", suffix=".html", delete=False, encoding="utf-8"
     ) as file:

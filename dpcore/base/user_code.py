@@ -1,4 +1,4 @@
-"""``file.py:NAME``: what a user has written, such as a model or a launch schedule."""
+"""``file.py:NAME``: loads code that a user names, such as a model or a launch schedule."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _DPCORE = str(Path(__file__).parents[1])
 
 
 def names_code(text: str) -> bool:
-    """Whether it names something in a file or module, and not one of ours."""
+    """Whether a text names code in a file or module, rather than something of dpcore's."""
     return ":" in text or text.endswith(".py")
 
 
 def place_of(text: str) -> str:
-    """The file or the module."""
+    """The file or module in the text."""
     return text.rpartition(":")[0] if ":" in text else text
 
 
 def source_of(text: str) -> Path | None:
-    """The file that it is written in, which is not run; None where none is found."""
+    """The file of the code, without running it; None if there is none."""
     place = place_of(text)
     if place.endswith(".py"):
         return Path(place)
@@ -41,14 +41,14 @@ def source_of(text: str) -> Path | None:
 
 
 def check_file(text: str) -> None:
-    """Raises where the file is missing, without running it."""
+    """Raises if the file is missing, without running it."""
     place = place_of(text)
     if place.endswith(".py") and not Path(place).is_file():
         raise Unsupported(f"there is no file {place}")
 
 
 def loaded(text: str, usual: str) -> Any:
-    """What ``file.py:object`` or ``module:object`` names; ``usual`` is the object's usual name."""
+    """The object named by ``file.py:object`` or ``module:object``; ``usual`` is the default."""
     place = place_of(text)
     wanted = text.rpartition(":")[2] if ":" in text else usual
     module = _module(place)
@@ -94,8 +94,8 @@ def _module(place: str) -> ModuleType:
 
 @contextmanager
 def naming_the_line(what: str) -> Iterator[None]:
-    """An exception of what a user has written says where it comes from, in one line. What dpcore
-    raises says that by itself, and a missing module its name."""
+    """Turns an exception of the user's code into one line with file and line number. Errors of
+    dpcore and missing modules pass unchanged."""
     try:
         yield
     except (Error, ModuleNotFoundError):
@@ -105,7 +105,7 @@ def naming_the_line(what: str) -> Iterator[None]:
 
 
 def _place_of(problem: BaseException) -> str:
-    """File and line of the last call that is not dpcore's."""
+    """File and line of the innermost call outside dpcore."""
     if isinstance(problem, SyntaxError) and problem.filename:
         return f"{Path(problem.filename).name}:{problem.lineno}: "
     frames = traceback.extract_tb(problem.__traceback__)
@@ -119,6 +119,6 @@ def _said_by(problem: BaseException) -> str:
 
 
 def _find_beside(folder: Path) -> None:
-    """Imports find what lies in the folder, as they do for a script there."""
+    """Lets imports find modules in the folder, as they do for a script there."""
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
