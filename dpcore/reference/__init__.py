@@ -1,4 +1,4 @@
-"""The algorithms once more, short enough to teach from.
+"""The algorithms in plain Python, short enough to teach from.
 
 Plain Python and numpy: nothing here needs the compiled core, a network or Linux.
 
@@ -10,8 +10,8 @@ Plain Python and numpy: nothing here needs the compiled core, a network or Linux
     >>> reference.run(plan, [np.full(8, rank) for rank in range(4)])[0]
     array([6, 6, 6, 6, 6, 6, 6, 6])
 
-A new algorithm is a function ``(world, root) -> Plan``; make a ``Schedule`` of its moves and
-``check`` tells what is wrong with it.
+A new algorithm is a function ``(world, root) -> Plan``. Make a ``Schedule`` of its moves, and
+``check`` finds its mistakes.
 """
 
 from dpcore.reference.collectives import ScheduleError, check, run

@@ -1,14 +1,14 @@
-"""Data parallel training whose communication goes on under the next forward, in numpy.
+"""Data parallel training whose communication continues under the next forward, in numpy.
 
-Gradients travel under backward, but the last ones, of the layers that forward needs first, are
-there when backward is over. A step that waits for them stands still. The next forward needs one
-layer at a time, though, so each layer can wait for its own.
+Gradients are sent during backward, but the last ones, of the layers that forward needs first, are
+ready only at its end. A step that waits for them is idle meanwhile. But the next forward needs one
+layer at a time, so each layer can wait for its own gradient.
 
 A *bucket*, here the weights of one layer, goes through *phases*: collectives and ``update``, which
 is the optimizer's part. Schedules differ only in where ``update`` stands
-and who waits where:
+and where the program waits:
 
-             phases                                       who waits
+             phases                                       what waits
 ``Plain``    all_reduce, update                           the end of backward, for all
 ``Priority`` all_reduce, update                           forward, for the layer it needs
 ``Dear``     reduce_scatter, all_gather, update           the same
@@ -59,31 +59,31 @@ Bucket = Any  # a row for each rank: an array, or a dict of those rows that this
 
 
 def all_reduce(buckets: Sequence[np.ndarray]) -> None:
-    """Every rank has the mean."""
+    """Gives every rank the mean."""
     mean = sum(buckets) / len(buckets)
     for bucket in buckets:
         bucket[:] = mean
 
 
 def reduce_scatter(buckets: Sequence[np.ndarray]) -> None:
-    """A bucket has a row for each rank. Rank r gets the mean in its row r; its others are of no
-    use."""
+    """Gives rank r the mean of row r. A bucket has a row for each rank; a rank's other rows are
+    then useless."""
     for rank, bucket in enumerate(buckets):
         bucket[rank] = sum(other[rank] for other in buckets) / len(buckets)
 
 
 def all_gather(buckets: Sequence[np.ndarray]) -> None:
-    """Every rank has row r of rank r."""
+    """Gives every rank row r of each rank r."""
     for rank, owner in enumerate(buckets):
         for bucket in buckets:
             bucket[rank] = owner[rank]
 
 
 class Plain:
-    """Sends under backward, waits when it ends, updates in ``step()``: forward finds all there.
+    """Sends during backward, waits at its end, updates in ``step()``: forward waits for nothing.
 
-    ``settings`` are the optimizer's, a dict per layer; a scheduler of learning rates changes them
-    between steps. ``log`` says what rank 0 does.
+    ``settings`` are the optimizer's, a dict per layer; a learning rate scheduler changes them
+    between steps. ``log`` lists the actions of rank 0.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Plain:
         self.has_gradient: set[int] = set()
         self.log: list[str] = []
 
-    # ---- what differs: where phases begin, where somebody waits, where update stands -----------
+    # ---- what differs: where phases begin, where a rank waits, where update stands -------------
 
     def gradient_ready(self, layer: int) -> None:
         self.launch(all_reduce, layer, self.gradients)
@@ -119,7 +119,7 @@ class Plain:
                 self.update(rank, layer, self.settings[layer])
 
     def forward_needs(self, rank: int, layer: int) -> None:
-        """Everything is there."""
+        """Waits for nothing: the layer is up to date."""
 
     def own(self, rank: int, bucket: Bucket) -> np.ndarray:
         """The part of a bucket that this rank updates."""
@@ -127,20 +127,20 @@ class Plain:
         return whole
 
     def squares(self) -> float:
-        """The squared norm of all gradients: each rank has them and finds this by itself."""
+        """The squared norm of all gradients. Each rank has them, so it needs no communication."""
         return sum(float((gradient**2).sum()) for gradient in self.gradients[0])
 
     # ---- what a program does in a step -------------------------------------------------------
 
     def backward(self, batches: Sequence[Any]) -> None:
-        """Forward and backward. What forward needs first gets its gradient last."""
+        """Forward and backward. The layer that forward needs first gets its gradient last."""
         self.accumulate(batches)
         for layer in reversed(self.order_of_need):
             self.gradient_ready(layer)
         self.backward_end()
 
     def accumulate(self, batches: Sequence[Any]) -> None:
-        """Forward and backward that only add up gradients, as within ``no_sync()``."""
+        """Forward and backward that only sum gradients, as within ``no_sync()``."""
         found = [self.forward(rank, batch) for rank, batch in enumerate(batches)]
         for mine, gradients in zip(self.gradients, found, strict=True):
             for layer, gradient in enumerate(gradients):
@@ -154,7 +154,8 @@ class Plain:
         self.has_gradient.clear()
 
     def clip(self, norm: float) -> None:
-        """Between ``backward()`` and ``step()``: scales gradients down to this norm, of all."""
+        """Scales all gradients so that their common norm is at most ``norm``. Call it between
+        ``backward()`` and ``step()``."""
         for layer in self.layers:
             self.wait(layer)
         scale = min(1.0, norm / (self.squares() ** 0.5 + 1e-6))
@@ -165,11 +166,11 @@ class Plain:
     def forward(self, rank: int, batch: Any) -> Sequence[np.ndarray | None]:
         gradients = self.gradient(Weights(self, rank), batch)
         self.order_of_need += [layer for layer in self.layers if layer not in self.order_of_need]
-        self.finish(rank)  # what it did not need: after forward nothing is in flight
+        self.finish(rank)  # also layers that it did not use: after forward nothing is in flight
         return gradients
 
     def finish(self, rank: int) -> None:
-        """Also before weights are saved or evaluated, and after the last step."""
+        """Waits for all layers. Also before weights are saved or evaluated, and after training."""
         for layer in self.layers:
             self.forward_needs(rank, layer)
 
@@ -180,15 +181,16 @@ class Plain:
             for layer, shape in zip(self.weights[rank], self.shapes, strict=True)
         ]
 
-    # ---- what all schedules are made of ------------------------------------------------------
+    # ---- the operations that all schedules use -----------------------------------------------
 
     def launch(self, phase: Any, layer: int, memory: Sequence[Sequence[np.ndarray]]) -> None:
-        """All ranks do. Nothing moves until somebody waits: a network may be as late as that."""
+        """Sends a bucket on all ranks. Nothing moves before a wait, the latest that a network can
+        be."""
         self.log.append(f"send {phase.__name__} {layer}")
         self.phases[layer].append((phase, [mine[layer] for mine in memory]))
 
     def wait(self, layer: int) -> None:
-        """For all phases of the bucket that have been launched."""
+        """Waits for all phases of the bucket that have been launched."""
         if self.phases[layer]:
             self.log.append(f"wait for {layer}")
         for phase, buckets in self.phases[layer]:
@@ -196,7 +198,7 @@ class Plain:
         self.phases[layer].clear()
 
     def update(self, rank: int, layer: int, settings: dict[str, Any]) -> None:
-        """The optimizer's part."""
+        """Updates this rank's part of a layer."""
         if rank == 0:
             self.log.append(f"update {layer}")
         weights = self.own(rank, self.weights[rank][layer])
@@ -206,15 +208,15 @@ class Plain:
 
 
 class Priority(Plain):
-    """Backward waits for nothing. ``step()`` only records what the optimizer is to do, with the
-    learning rate of this step; a layer is updated when the next forward needs it.
+    """Backward waits for nothing. ``step()`` only records the update, with the learning rate of
+    this step; a layer is updated when the next forward needs it.
 
-    The layer that is needed first is sent last, so it has to overtake those that still wait for
-    the network: a bucket is the more urgent, the sooner forward needs it.
+    The layer that is needed first is sent last, so it must overtake those that still wait for the
+    network: the sooner forward needs a bucket, the more urgent it is.
     """
 
     def backward_end(self) -> None:
-        """Nobody waits."""
+        """Does not wait."""
 
     def optimizer_step(self) -> None:
         for recorded in self.recorded:
@@ -227,11 +229,11 @@ class Priority(Plain):
 
 
 class Dear(Priority):
-    """Cuts the all-reduce in two. The first half goes under backward, in the order of arrival, and
+    """Cuts the all-reduce in two. The first half runs under backward, in the order of arrival, and
     the second half under forward, in the order of need: nothing has to overtake.
 
-    A reduce-scatter alone leaves each rank with 1/N of the mean, and the rest of the bucket is of
-    no use until the all-gather is over.
+    A reduce-scatter alone leaves each rank with 1/N of the mean. The rest of the bucket is useless
+    until the all-gather is complete.
     """
 
     def gradient_ready(self, layer: int) -> None:
@@ -243,18 +245,18 @@ class Dear(Priority):
 
 
 class Zero1(Dear):
-    """Updates where the gradient is, and gathers weights in the place of gradients: each rank has
-    1/N of the optimizer's work and of its state.
+    """Updates each part where its gradient is, and gathers weights instead of gradients: each rank
+    has 1/N of the optimizer's work and of its state.
 
-    ``step()`` waits for gradients, so what travels under forward is the second half only. A rank
-    never has a whole gradient: clipping adds up a number over ranks.
+    ``step()`` waits for gradients, so only the second half runs under forward. A rank never has a
+    whole gradient, so clipping sums one number over the ranks.
     """
 
     def backward_end(self) -> None:
-        """Nothing to gather yet."""
+        """Does nothing: weights are gathered after their update."""
 
     def optimizer_step(self) -> None:
-        for layer in reversed(self.order_of_need):  # as they have been sent
+        for layer in reversed(self.order_of_need):  # the order in which they were sent
             self.wait(layer)
             if layer in self.has_gradient:
                 for rank in self.ranks:
@@ -277,10 +279,10 @@ class Zero1(Dear):
 
 
 class Zero2(Zero1):
-    """Keeps its row of each gradient only: a bucket goes when its reduce-scatter is over.
+    """Keeps only its row of each gradient: the bucket is freed after its reduce-scatter.
 
-    Whole buckets that travel have memory for ``at_a_time`` of them. A launch waits for the one that
-    had its memory before, so backward stands still where gradients come faster than they leave.
+    There is memory for ``at_a_time`` whole buckets in flight. A launch waits for the bucket that
+    last used its memory, so backward stalls if gradients arrive faster than the network sends them.
     """
 
     at_a_time = 4
@@ -303,7 +305,7 @@ SCHEDULES = {"plain": Plain, "priority": Priority, "dear": Dear, "zero1": Zero1,
 
 
 class Weights:
-    """A rank's weights as its forward sees them: whoever reads a layer needs it."""
+    """A rank's weights as its forward sees them: reading a layer first waits for it."""
 
     def __init__(self, training: Plain, rank: int) -> None:
         self.training, self.rank = training, rank
@@ -314,7 +316,7 @@ class Weights:
     def __getitem__(self, layer: int) -> np.ndarray:
         training = self.training
         shape = training.shapes[layer]
-        if layer not in training.order_of_need:  # of rank 0, whose first forward comes first
+        if layer not in training.order_of_need:  # learned from rank 0, which runs first
             training.order_of_need.append(layer)
         training.forward_needs(self.rank, layer)
         if self.rank == 0:
@@ -323,7 +325,7 @@ class Weights:
 
 
 def rows_of(layer: np.ndarray, world: int) -> np.ndarray:
-    """A copy of a layer as a bucket: a row for each rank, the last one filled up with zeros."""
+    """A copy of a layer as a bucket: a row for each rank, the last one padded with zeros."""
     rows = np.zeros((world, -(-layer.size // world)), layer.dtype)
     rows.reshape(-1)[: layer.size] = layer.reshape(-1)
     return rows

@@ -1,9 +1,9 @@
-"""How long a step takes when communication goes on under the next forward: a model with one
+"""The time of a step whose communication continues under the next forward: a model with one
 computing thread and one network, which carries a phase at a time.
 
 Times are per layer, in any unit. ``network`` is an all-reduce of the layer; a reduce-scatter and an
-all-gather take half of it each. The optimizer takes no time, and the network takes none from
-computing: what is left is what schedules differ in. The schedules are those of across_steps.py.
+all-gather take half of it each. The optimizer takes no time, and the network does not slow down
+computing, so only the schedules make a difference. They are those of across_steps.py.
 
 >>> layers = dict(forward=[1, 1, 1, 1], backward=[2, 2, 2, 2], network=[3, 3, 3, 3])
 >>> for name in SCHEDULES:
@@ -20,11 +20,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 SCHEDULES = ("plain", "priority", "dear", "zero1", "zero2")
-AT_A_TIME = 4  # whole buckets that zero2 has memory for
+AT_A_TIME = 4  # the number of whole buckets for which zero2 has memory
 
 
 class Network:
-    """Carries the most urgent phase that is ready, to its end."""
+    """A network that carries one phase at a time, the most urgent that is ready."""
 
     def __init__(self) -> None:
         self.free = 0.0
@@ -35,7 +35,7 @@ class Network:
         self.waiting.append((ready, urgency, layer, takes))
 
     def wait(self, layer: int) -> float:
-        """When the last phase of a layer has arrived. Nobody launches anything meanwhile."""
+        """The time at which the last phase of a layer arrives. No phase is launched meanwhile."""
         while any(phase[2] == layer for phase in self.waiting):
             self.free = max(self.free, min(ready for ready, *_ in self.waiting))
             phase = min(
@@ -55,17 +55,17 @@ def step_time(
     network: Sequence[float],
     steps: int = 20,
 ) -> float:
-    """The time of a step in the middle of many."""
+    """The time of one step in a long training."""
     wire, now, ends = Network(), 0.0, []
     layers = range(len(forward))
-    share = 1 if name in ("plain", "priority") else 2  # of an all-reduce
-    number = 0  # of launches: without a priority the network carries them in this order
+    share = 1 if name in ("plain", "priority") else 2  # phases of an all-reduce
+    number = 0  # launches so far: without priorities the network carries them in this order
     for _ in range(steps):
         for layer in layers:
             now = max(now, wire.wait(layer)) + forward[layer]
         for layer in reversed(layers):
             now += backward[layer]
-            if name == "zero2" and layer + AT_A_TIME < len(forward):  # whose memory it gets
+            if name == "zero2" and layer + AT_A_TIME < len(forward):  # frees its memory
                 now = max(now, wire.wait(layer + AT_A_TIME))
             urgency = layer if name == "priority" else number
             wire.launch(layer, now, network[layer] / share, urgency)

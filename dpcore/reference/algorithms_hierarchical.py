@@ -1,8 +1,8 @@
-"""Hierarchical algorithms: within a host first, and only what is left between hosts.
+"""Hierarchical algorithms: they reduce within each host, then send only the results between hosts.
 
-``hosts[r]`` names the host of rank r. Ranks that share one are local peers; each chunk has a
-*leader* on every host, and a *home*, the host that holds its result first. Leaders and homes change
-from chunk to chunk, so that all ranks work and all links carry the same. Twin of
+``hosts[r]`` names the host of rank r. Ranks of one host are local peers. Each chunk has a *leader*
+on every host, and a *home*, the host that holds its result first. Leaders and homes change from
+chunk to chunk, so that work and traffic are spread evenly over ranks and links. Twin of
 ``csrc/comm/schedule/algorithms/hierarchical.cpp``.
 """
 
@@ -16,7 +16,7 @@ HostAlgorithm = Callable[[Sequence[int], int], Plan]  # (host of each rank, root
 
 
 def _ranks_by_host(hosts: Sequence[int]) -> list[list[int]]:
-    """The ranks of each host; hosts in the order in which ranks name them."""
+    """The ranks of each host, with hosts in the order of their first ranks."""
     groups: dict[int, list[int]] = {}
     for rank, host in enumerate(hosts):
         groups.setdefault(host, []).append(rank)
@@ -24,7 +24,7 @@ def _ranks_by_host(hosts: Sequence[int]) -> list[list[int]]:
 
 
 def _plan(chunks: int, moves: Iterable[tuple[int, int, int, int, bool]]) -> Plan:
-    """Nobody sends to itself, and steps in which nothing happens are left out."""
+    """A plan without moves from a rank to itself and without empty steps."""
     kept = [Move(*move) for move in moves if move[1] != move[2]]
     number = {step: i for i, step in enumerate(sorted({move.step for move in kept}))}
     return Plan(chunks, [move._replace(step=number[move.step]) for move in kept])

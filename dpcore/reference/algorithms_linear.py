@@ -1,7 +1,7 @@
-"""Algorithms for which every rank needs its neighbour or all its peers: direct, two_shot, ring.
+"""Algorithms in which ranks talk to their neighbours or to all peers: direct, two_shot, ring.
 
-Direct plans take one step, two-shot plans two, a ring as many as there are ranks. What they cost
-and when they lose is told in the C++ twins, ``{direct,two_shot,ring}.cpp`` in
+Direct plans take one step, two-shot plans two, a ring as many as there are ranks. Their costs, and
+when others are faster, are described in the C++ twins, ``{direct,two_shot,ring}.cpp`` in
 ``csrc/comm/schedule/algorithms``.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from dpcore.reference.moves import Move, Plan, later
 
-# --- direct: one step, everybody talks at once ------------------------------------------------
+# --- direct: one step, all ranks send at once -------------------------------------------------
 
 
 def pairs(world: int) -> Iterator[tuple[int, int]]:
@@ -70,13 +70,13 @@ def two_shot_broadcast(world: int, root: int) -> Plan:
     return Plan(world, to_owners + later(to_all, 1))
 
 
-# --- ring: everybody talks to the right neighbour only ----------------------------------------
+# --- ring: each rank sends only to its right neighbour ----------------------------------------
 
 BROADCAST_CHUNKS_PER_RANK = 4  # more chunks fill the pipeline faster, and cost more steps
 
 
 def ring_reduce_scatter(world: int, root: int) -> Plan:
-    """A chunk starts right of its owner and comes around to it, everybody adding on the way."""
+    """A chunk starts right of its owner and travels around to it, and each rank adds its part."""
     moves = [
         Move(step, rank, (rank + 1) % world, (rank - 1 - step) % world, True)
         for step in range(world - 1)
@@ -100,7 +100,7 @@ def ring_all_reduce(world: int, root: int) -> Plan:
 
 
 def ring_broadcast(world: int, root: int) -> Plan:
-    """A chain from the root: every rank forwards what came in the step before."""
+    """A chain from the root: every rank forwards the chunk that it received in the last step."""
     chunks = BROADCAST_CHUNKS_PER_RANK * world
     moves = [
         Move(link + chunk, (root + link) % world, (root + link + 1) % world, chunk, False)

@@ -1,7 +1,7 @@
-"""Algorithms whose steps grow with the logarithm of the world: what a rank has, or how many ranks
-have it, doubles with every step.
+"""Algorithms whose steps grow with the logarithm of the world: in each step, the data of a rank or
+the number of ranks that have the data doubles.
 
-What they cost and when they lose is told in the C++ twins,
+Their costs, and when others are faster, are described in the C++ twins,
 ``{recursive_doubling,halving_doubling,tree,bruck}.cpp`` in ``csrc/comm/schedule/algorithms``.
 """
 
@@ -22,7 +22,7 @@ class Fold:
     def __init__(self, world: int) -> None:
         self.core = 1 << (world.bit_length() - 1)
         self.extra = world - self.core
-        self.steps = 1 if self.extra else 0  # that it takes on either side
+        self.steps = 1 if self.extra else 0  # added before and after the algorithm
 
     def stand_in(self, rank: int) -> int:
         return rank if rank < self.core else rank - self.core
@@ -51,7 +51,7 @@ def recursive_doubling_all_gather(world: int, root: int) -> Plan:
             Move(step, rank, rank ^ distance, chunk, False)
             for rank in range(fold.core)
             for chunk in range(world)
-            if fold.stand_in(chunk) // distance == rank // distance  # what the rank has so far
+            if fold.stand_in(chunk) // distance == rank // distance  # chunks it has so far
         ]
         step += 1
     moves += [

@@ -1,8 +1,8 @@
-"""Which gradients travel together, in plain Python. The twin of csrc/reducer/plan/bucket_plan.
+"""Puts gradients into buckets, in plain Python. The twin of csrc/reducer/plan/bucket_plan.
 
 Gradients fill a bucket in the order in which they are expected, until it holds as many bytes as its
-cap. One bucket per kind (dtype and device) is open at a time. Buckets are numbered by their last
-gradient: the moment at which they can be sent.
+cap. One bucket per kind (dtype and device) is open at a time. Buckets are numbered in the order of
+their last gradients, since a bucket can be sent when its last gradient is ready.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Runs a schedule on numpy arrays, and proves that it is right.
 
-The state is one dictionary: ``(rank, chunk)`` leads to that rank's copy of the chunk. A copy knows
-its numbers and who contributed to them, so the same few lines both compute a result and show that
-nothing is missing and nothing counted twice. This is the meaning of a schedule; the compiled
-executor is fast, and must give the same bits.
+The state is one dictionary: ``(rank, chunk)`` leads to that rank's copy of the chunk. A copy has
+its values and the ranks that contributed, so the same few lines compute a result and prove that no
+contribution is missing or counted twice. This defines what a schedule means; the compiled executor
+is fast and must give the same bits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Array = npt.NDArray[Any]
 
 OPERATORS: dict[str, np.ufunc] = {
     "sum": np.add,
-    "mean": np.add,  # divided by the world where a sum becomes complete
+    "mean": np.add,  # divided by the world when a sum is complete
     "prod": np.multiply,
     "min": np.minimum,
     "max": np.maximum,
@@ -49,7 +49,7 @@ Holdings = dict[tuple[int, int], Copy]
 
 
 def chunks_at_start(schedule: Schedule, rank: int) -> Sequence[int]:
-    """The chunks that the rank's input is cut into."""
+    """The chunks into which the rank's input is cut."""
     match schedule.collective:
         case "all_reduce" | "reduce" | "reduce_scatter":
             return range(schedule.chunks)
@@ -63,7 +63,7 @@ def chunks_at_start(schedule: Schedule, rank: int) -> Sequence[int]:
 
 
 def chunks_at_end(schedule: Schedule, rank: int) -> Sequence[int]:
-    """The chunks that the rank's output is joined from."""
+    """The chunks from which the rank's output is joined."""
     match schedule.collective:
         case "all_reduce" | "all_gather" | "broadcast":
             return range(schedule.chunks)
@@ -87,7 +87,7 @@ def combine(op: str, values: list[Array], divisor: int) -> Array:
 
 
 def divided(total: Array, divisor: int) -> Array:
-    """A sum as a mean. Integers have wrapped, and are rounded toward zero."""
+    """The mean of a sum. Integer sums may have wrapped; their means are rounded toward zero."""
     if np.issubdtype(total.dtype, np.inexact):
         scaled: Array = total * total.dtype.type(1.0 / divisor)
         return scaled
@@ -118,18 +118,18 @@ class Execution:
             pass
 
     def steps(self) -> Iterator[list[Move]]:
-        """Executes one step after the other and gives its moves."""
+        """Executes one step after the other and yields its moves."""
         for _, group in groupby(self.schedule.moves, key=lambda move: move.step):
             moves_of_step = list(group)
             by_target: dict[tuple[int, int], list[Move]] = {}
             for move in moves_of_step:
                 by_target.setdefault((move.dst, move.chunk), []).append(move)
-            # Everything is read before anything is written: the moves happen at once.
+            # All reads come before the writes, since the moves of a step happen at once.
             self.holdings |= {target: self.arrive(moves) for target, moves in by_target.items()}
             yield moves_of_step
 
     def arrive(self, moves: list[Move]) -> Copy:
-        """What a chunk becomes when all these moves of one step go into it."""
+        """The new copy of a chunk after all moves of one step into it."""
         first = moves[0]
         if not all(move.reduce for move in moves):
             if len(moves) > 1:
@@ -154,12 +154,12 @@ class Execution:
         return self.holdings[rank, move.chunk]
 
     def output(self, rank: int) -> Array | None:
-        """What the collective promises the rank, or None where it promises nothing."""
+        """The rank's output, or None if the collective gives it none."""
         reduces = self.schedule.collective in ("all_reduce", "reduce", "reduce_scatter")
         parts = []
         for chunk in chunks_at_end(self.schedule, rank):
             copy = self.holdings.get((rank, chunk))
-            # Without a reduction there is one contributor, and whoever has a copy has all of it.
+            # Without a reduction there is one contributor, so any copy is complete.
             if copy is None or (reduces and copy.contributors != self.everyone):
                 raise ScheduleError(f"rank {rank} ends without a complete chunk {chunk}")
             parts.append(copy.value)
@@ -169,9 +169,9 @@ class Execution:
 def run(schedule: Schedule, inputs: Sequence[Array], op: str = "sum") -> list[Array | None]:
     """Executes the schedule on one input per rank and returns one flat output per rank.
 
-    Inputs are cut in as many nearly equal parts as the rank has chunks at the beginning; those of
-    ranks that have none (all but the root of a broadcast or scatter) are not looked at. Ranks that
-    are promised nothing (all but the root of a reduce or gather) get None.
+    Each input is cut into as many nearly equal parts as the rank has chunks at the beginning. The
+    inputs of ranks that have none (all but the root of a broadcast or scatter) are ignored. Ranks
+    without an output (all but the root of a reduce or gather) get None.
     """
     if op == "mean" and any(array.dtype == np.bool_ for array in inputs):
         raise TypeError("booleans have no mean: convert them to numbers, or take their sum")

@@ -1,10 +1,10 @@
-"""Three optimizers that treat every element by itself, in numpy.
+"""Three element-wise optimizers, in numpy.
 
 ``update(weights, gradient, state, **settings)`` changes ``weights`` and ``state`` in place. Since
-no element looks at another one, it may be called for any part of the weights with the same part of
-the gradient, and gives that part of the whole update. That is what lets a rank update 1/N of the
-weights and keep 1/N of the state (``Zero1`` in across_steps.py). Optimizers that take the norm of a
-layer (LARS, LAMB) or look at a matrix as a whole (Muon, Adafactor) can't be cut like that.
+elements are independent, it may be called for any part of the weights with the same part of the
+gradient, and gives that part of the whole update. So a rank can update 1/N of the weights and keep
+1/N of the state (``Zero1`` in across_steps.py). Optimizers that take the norm of a layer (LARS,
+LAMB) or use a matrix as a whole (Muon, Adafactor) cannot be divided like this.
 """
 
 from __future__ import annotations

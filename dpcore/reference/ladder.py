@@ -2,16 +2,16 @@
 
 ``NaiveDDP``        after backward, one all-reduce per parameter
 ``FlatDDP``         after backward, one all-reduce of everything
-``PerParameterDDP`` one per parameter, as soon as its gradient is there
-``BucketedDDP``     gradients travel together, and while backward goes on
+``PerParameterDDP`` one per parameter, as soon as its gradient is ready
+``BucketedDDP``     one per bucket of gradients, while backward runs
 
 All take a module and a communicator: anything with ``rank``, ``world_size``, ``broadcast(tensor,
 root)`` and ``all_reduce(tensor, op, async_op=...)``. What they leave out (unused parameters, mixed
 dtypes, accumulation in the middle of a bucket, buckets in the order of arrival) is what makes
 ``dpcore.DataParallel`` longer.
 
-torch is imported by whoever has a module already: nothing here needs it by name, so that this can
-be read, and shown, without it.
+This file does not import torch, so it can be read and shown without it: it only uses the module
+and tensors that the caller passes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class NaiveDDP:
         self.prepare()
 
     def prepare(self) -> None:
-        """What a step of the ladder sets up once."""
+        """Sets up what a class needs once. Subclasses override it."""
 
     def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
         for buffer in self.module.buffers():
@@ -48,7 +48,7 @@ class NaiveDDP:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Gradients within are only added up."""
+        """Gradients in this block are only summed."""
         before, self.averages = self.averages, False
         try:
             yield
@@ -61,8 +61,8 @@ class NaiveDDP:
 
 
 class FlatDDP(NaiveDDP):
-    """One message: the latency of an operation is paid once. Two copies more, and still nothing
-    moves before backward is over."""
+    """One message, so the latency of an operation is paid once. It needs two more copies, and
+    still sends nothing before backward has ended."""
 
     def finish(self) -> None:
         gradients = [parameter.grad for parameter in self.parameters_to_train]
@@ -76,11 +76,11 @@ class FlatDDP(NaiveDDP):
 
 
 class PerParameterDDP(NaiveDDP):
-    """Starts as soon as a gradient is there and overlaps with the rest of backward. Pays for an
-    operation per parameter, which is too much for small ones.
+    """Sends each gradient as soon as it is ready, which overlaps with the rest of backward. An
+    operation per parameter costs too much for small parameters.
 
-    Ranks must start the same operations in the same order; with one graph on all ranks, autograd
-    goes through it in the same order everywhere."""
+    Ranks must start the same operations in the same order. If all ranks have the same graph,
+    autograd visits it in the same order everywhere."""
 
     def prepare(self) -> None:
         self.works: list[Any] = []
@@ -98,8 +98,8 @@ class PerParameterDDP(NaiveDDP):
 
 
 class BucketedDDP(PerParameterDDP):
-    """Gradients fill buckets from the last layer to the first; a full one is sent. Few operations
-    and overlap, for a copy into the bucket and one out of it."""
+    """Gradients fill buckets from the last layer to the first, and a full bucket is sent. It has
+    few operations and overlap, at the cost of a copy into the bucket and one out of it."""
 
     def __init__(self, module: Any, comm: Any, bucket_cap_mb: float = 25.0) -> None:
         self.cap_bytes = int(bucket_cap_mb * 2**20)
@@ -110,7 +110,7 @@ class BucketedDDP(PerParameterDDP):
         order = list(reversed(range(len(sizes))))
         self.plan = plan_buckets(sizes, [0] * len(sizes), order, [self.cap_bytes])
         self.arrived: set[int] = set()
-        self.launched = 0  # buckets are sent by number, whatever order they fill up in
+        self.launched = 0  # buckets are sent by number, even if they fill in another order
         self.flats: list[Any] = []
         super().prepare()
 

@@ -1,17 +1,17 @@
-"""The launch schedules that have a name: when buckets are sent, and how large they are.
+"""The named launch schedules: when buckets are sent, and how large they are.
 
-    bucketed       each bucket as soon as its last gradient is there
+    bucketed       each bucket as soon as its last gradient is ready
     sequential     all buckets, after backward
     per_parameter  as bucketed, with a bucket for each parameter
     flat           as bucketed, with one bucket for everything
     oracle         never: what remains is the time that no schedule can save
 
-And those that go on under the next forward, which across_steps.py has in full:
+These continue under the next forward, and across_steps.py has them in full:
 
-    priority       as bucketed, and what forward needs first goes first
+    priority       as bucketed, but buckets that forward needs first overtake others
     dear           the first half of each all-reduce under backward, the second under forward
     zero1          the same, but each rank steps its part, and parameters are gathered
-    zero2          the same, and of gradients each rank keeps its part only
+    zero2          the same, and each rank keeps only its part of the gradients
 
 csrc/reducer/launch/launch_schedule.cpp has the schedules themselves, under the same names.
 """
@@ -23,7 +23,7 @@ from collections.abc import Sequence
 SCHEDULES = ("bucketed", "sequential", "per_parameter", "flat", "oracle")
 ACROSS_STEPS = ("priority", "dear", "zero1", "zero2")
 EXACT = SCHEDULES[:4]  # gradients are averaged
-CAPPED = SCHEDULES[:2]  # buckets have the size that was asked for
+CAPPED = SCHEDULES[:2]  # buckets have the requested size
 UNLIMITED = 1 << 62
 
 

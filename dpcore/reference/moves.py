@@ -1,7 +1,7 @@
 """What a schedule is: a plain list of moves.
 
-Every rank holds the same number of chunks. A schedule says who sends which chunk to whom, and in
-which step. All moves of one step happen at once and read what was there before the step:
+Every rank holds the same number of chunks. A schedule says which rank sends which chunk to which
+other rank, and in which step. All moves of one step happen at once and read the state before it:
 
 * ``Move(step, src, dst, chunk, reduce=False)``: ``dst``'s chunk becomes a copy of ``src``'s;
 * ``Move(step, src, dst, chunk, reduce=True)``: ``src``'s chunk is added to ``dst``'s own. Several
@@ -9,7 +9,7 @@ which step. All moves of one step happen at once and read what was there before 
 
 What the number of a chunk means depends on the collective:
 
-* all_reduce, broadcast, reduce: the algorithm cuts the buffer in as many chunks as it likes;
+* all_reduce, broadcast, reduce: the algorithm chooses the number of chunks;
 * reduce_scatter, all_gather, gather, scatter: one chunk per rank, chunk r belongs to rank r;
 * all_to_all: chunk ``s * world + d`` goes from rank s to rank d.
 """
@@ -40,7 +40,7 @@ class Schedule:
 
 
 class Plan(NamedTuple):
-    """What an algorithm says: how many chunks, and the moves in any order."""
+    """The result of an algorithm: the number of chunks, and the moves in any order."""
 
     chunks: int
     moves: list[Move]
@@ -52,7 +52,7 @@ def later(moves: list[Move], steps: int) -> list[Move]:
 
 
 def order_of_chunks(schedule: Schedule, rank: int) -> list[int]:
-    """In which order a rank works at the chunks: as it sends them, as it receives them, others."""
+    """The order in which a rank works on chunks: those it sends, those it receives, the others."""
     sent = [move.chunk for move in schedule.moves if move.src == rank]
     received = [move.chunk for move in schedule.moves if move.dst == rank]
     return list(dict.fromkeys([*sent, *received, *range(schedule.chunks)]))

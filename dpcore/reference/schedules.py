@@ -1,4 +1,4 @@
-"""The table of contents: which algorithms there are for which collective.
+"""The table of algorithms for each collective.
 
 ``make_schedule("ring", "all_reduce", 4)`` gives the list of moves, and ``describe`` prints it. The
 algorithms themselves are in the files ``algorithms_*``; each is the twin of one function in
@@ -22,7 +22,7 @@ Algorithm = Callable[[int, int], Plan]  # (world, root) -> Plan
 
 @dataclass(frozen=True)
 class OverHosts:
-    """An algorithm that looks at who shares a host, not only at how many ranks there are."""
+    """An algorithm that depends on the hosts of the ranks, not only on their number."""
 
     algorithm: HostAlgorithm
 
@@ -95,10 +95,10 @@ def make_schedule(
 ) -> Schedule:
     """The moves of a known algorithm, sorted by step and then as each rank sends them.
 
-    A rank begins with its right neighbour: if all began with rank 0, the others' NICs would be
-    idle while rank 0's takes in N-1 messages.
+    A rank sends to its right neighbour first. If all began with rank 0, the other NICs would be
+    idle while rank 0's receives N-1 messages.
 
-    ``hosts`` says which ranks share one (equal numbers); without it all do.
+    ``hosts``: the host of each rank, as a number; without it all ranks share one host.
     """
     if algorithm not in algorithms_of(collective):
         known = ", ".join(algorithms_of(collective)) or "none"
@@ -133,7 +133,7 @@ def make_schedule(
 
 
 def hosts_of(layout: str) -> list[int]:
-    """The host of each rank, from how many there are on each.
+    """The host of each rank, from the number of ranks on each host.
 
     >>> hosts_of("3+1")
     [0, 0, 0, 1]
@@ -142,7 +142,7 @@ def hosts_of(layout: str) -> list[int]:
 
 
 def describe(schedule: Schedule) -> str:
-    """The schedule for human eyes: per step, who sends which chunks to whom, and how they land."""
+    """The schedule as text: for each step, sender, receiver and chunks, copied or added."""
     order = "ordered" if schedule.ordered else "not ordered"
     root = f", root {schedule.root}" if schedule.collective in ROOTED else ""
     head = f"{schedule.collective} by {schedule.algorithm}"
