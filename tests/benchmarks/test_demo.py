@@ -59,6 +59,21 @@ def test_the_demo_tells_of_runs_without_a_trace(tmp_path):
     assert "losses differ by at most 0.1" in kept
 
 
+def test_without_matplotlib_there_is_a_page_and_no_picture(tmp_path, monkeypatch):
+    """As after `pip install .`, which brings no matplotlib along."""
+    monkeypatch.setattr(demo, "find_spec", lambda _: None)
+    scene = demo.Scene("machine", "", ("torch", "dpcore"))
+    write_trace(tmp_path / "dpcore.json")
+    result = {
+        "seconds": {name: [[0.001], [0.002]] for name in scene.contenders},
+        "losses": {name: [[1.0], [2.0]] for name in scene.contenders},
+    }
+    console = Console(record=True, width=200)
+    demo.tell(scene, result, tmp_path, console)
+    assert "no picture (it needs matplotlib)" in console.export_text()
+    assert (tmp_path / "timeline.html").exists() and not (tmp_path / "timeline.png").exists()
+
+
 @pytest.mark.parametrize("why_not", ["", "needs the right to make network namespaces"])
 def test_over_a_slow_link_torch_and_dpcore_are_compared(monkeypatch, why_not):
     """Between namespaces over Gloo; an emulated link only slows down what goes over it."""

@@ -17,6 +17,7 @@ import argparse
 import statistics
 import time
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -143,14 +144,16 @@ def tell(
         said.append(goes_on(*(verdict("", result, one, ACROSS, steps) for one in (torchs, ours))))
     page, picture, kept = (folder / name for name in ("timeline.html", "timeline.png", "table.txt"))
     write_page(page, list(runs.values()))
-    write_picture(picture, list(runs.values()))
+    if can_draw := find_spec("matplotlib") is not None:
+        write_picture(picture, list(runs.values()))
     with kept.open("w", encoding="utf-8") as file:
         for where in (console, Console(file=file, width=100, highlight=False)):
             where.print(table)
             where.print(same)
             for sentence in filter(None, said):
                 where.print(sentence, markup=False)
-    console.print(f"page {page}, picture {picture}, table {kept}\n", soft_wrap=True)
+    drawn = f"picture {picture}" if can_draw else "no picture (it needs matplotlib)"
+    console.print(f"page {page}, {drawn}, table {kept}\n", soft_wrap=True)
     return won
 
 
