@@ -16,7 +16,7 @@ import pytest
 
 import dpcore as dp
 from dpcore import _C, errors
-from dpcore.comm.communicators.native_calls import NativeCalls
+from dpcore.comm.communicators.collectives import Collectives
 from dpcore.ddp.local_updates.block import LocalUpdates
 from dpcore.recorder.file import Event
 
@@ -80,7 +80,7 @@ MADE_BY_PROGRAMS = {"DataParallel", "DiLoCo", "LocalSGD"}  # the others come fro
 
 
 def members(cls):
-    parts = [base for base in cls.__mro__ if base in (cls, NativeCalls, LocalUpdates)]
+    parts = [base for base in reversed(cls.__mro__) if base in (cls, Collectives, LocalUpdates)]
     shown = {n: v for part in parts for n, v in vars(part).items() if not n.startswith("_")}
     # What only newer versions of torch have, and DataParallel closes, is none of ours.
     shown = {n: v for n, v in shown.items() if getattr(v, "__module__", "") != CLOSING}

@@ -7,6 +7,9 @@ import torch
 
 import dpcore
 from dpcore import _C
+from dpcore.comm.communicators.cupy_nccl import CupyCommunicator
+from dpcore.comm.communicators.device import DeviceCommunicator
+from dpcore.comm.communicators.mpi.communicator import MpiCommunicator
 from dpcore.comm.communicators.protocol import GradientGroup
 from dpcore.comm.communicators.torch_group import TorchCommunicator
 from tests.comm import contract
@@ -99,7 +102,17 @@ def parameters_of(name, gives, gets, reduces, comes_from_root, goes_to_root):
     )
 
 
+KINDS = (
+    dpcore.Communicator,
+    DeviceCommunicator,
+    TorchCommunicator,
+    MpiCommunicator,
+    CupyCommunicator,
+)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("row", _C.collectives(), ids=lambda row: row[0])
-def test_the_methods_have_what_the_table_says(row):
-    signature = inspect.signature(getattr(dpcore.Communicator, row[0]))
+def test_the_methods_have_what_the_table_says(row, kind):
+    signature = inspect.signature(getattr(kind, row[0]))
     assert sorted(signature.parameters) == sorted(["self", *parameters_of(*row)])

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 import dpcore
-from dpcore.comm.communicators import native_calls
+from dpcore.comm.communicators import collectives
 
 QUICK = [
     "all_reduce", "broadcast", "reduce", "reduce_scatter", "all_gather", "gather", "scatter",
@@ -21,11 +21,11 @@ QUICK = [
 
 
 def functions_entered(call):
-    """The functions of native_calls.py that a call enters."""
+    """The functions of collectives.py that a call enters."""
     entered = []
 
     def note(frame, event, _):
-        if event == "call" and frame.f_code.co_filename == native_calls.__file__:
+        if event == "call" and frame.f_code.co_filename == collectives.__file__:
             entered.append(frame.f_code.co_name)
 
     sys.setprofile(note)

@@ -195,6 +195,8 @@ def test_messages_and_exchanges(fake):
             assert torch.equal(x, torch.full((4,), 10.0))
         with pytest.raises(dpcore.Unsupported, match="have no tags"):
             comm.send(x, right, tag=3)
+        with pytest.raises(dpcore.Unsupported, match="come from a rank that is named: pass src"):
+            comm.recv(x, None)
         with pytest.raises(dpcore.Unsupported, match="can't exchange a message with"):
             comm.send(x, comm.rank)
         return y

@@ -207,7 +207,7 @@ def test_children_make_a_communicator_of_their_own():
             new = dp.init(rank=comm.rank, world_size=2, init_method="children", timeout=5)
             ones = new.empty(1000).fill_(1)
             new.all_reduce(ones, async_op=True).wait()
-            comm._native = None  # the last references
+            comm._native = comm._calls = None  # the last references
             inherited.clear()
             for _ in range(20):
                 new.all_reduce(ones, op="mean")

@@ -102,7 +102,7 @@ def test_every_method_over_a_group_of_torch(backend):
         assert comm.backend == f"torch {backend}"
         every_method(comm)
         comm.close()
-        with pytest.raises(dpcore.Error, match="closed"):
+        with pytest.raises(dpcore.Error, match="finalized"):
             comm.barrier()
 
     in_group(body, 2, backend=backend)
@@ -151,7 +151,7 @@ def test_a_model_over_one_that_was_closed_does_not_train(end):
         comm.close() if end == "close" else comm.abort("enough")
         with torch.no_grad():
             model(torch.ones(1, 4))
-        with pytest.raises(dpcore.Error, match="was closed"):
+        with pytest.raises(dpcore.Error, match="was finalized"):
             model(torch.ones(1, 4)).sum().backward()
 
     in_group(body, 2, backend="gloo")

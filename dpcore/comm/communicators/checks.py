@@ -15,7 +15,6 @@ OPERATORS = ("sum", "mean", "prod", "min", "max", "band", "bor", "bxor", "premul
 
 # Every keyword option of the contract that some kind may lack, and its default.
 _DEFAULTS = {
-    "async_op": False,
     "algorithm": None,
     "priority": 0,
     "timeout": 0.0,
@@ -148,9 +147,6 @@ def lengths_of(sizes: Sequence[int] | None, each: int, world_size: int) -> list[
 
 def refuse(options: Mapping[str, Any], who: str, instead: str = "") -> None:
     """The options that a kind does not have, by name, unless they have their default value."""
-    unknown = sorted(set(options) - set(_DEFAULTS))
-    if unknown:
-        raise TypeError(f"unknown option {', '.join(unknown)}: there are {', '.join(_DEFAULTS)}")
     asked = sorted(
         name
         for name, value in options.items()

@@ -17,19 +17,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from dpcore.comm.communicators.checked_calls import Call, CheckedCalls
 from dpcore.comm.communicators.cupy_streams import CupyWork, TorchStreams
-from dpcore.comm.communicators.protocol import Capabilities, Collectives
-from dpcore.comm.communicators.torch_buffers import new_tensor, tensor_of
-from dpcore.errors import Error, Unsupported
+from dpcore.errors import Unsupported
 
 if TYPE_CHECKING:
     from dpcore.comm.communicators.native import Communicator
-    from dpcore.comm.communicators.work import Work
 
 _COUNTERPARTS = {"send": "recv", "recv": "send"}
 
@@ -56,10 +53,9 @@ Message = tuple[str, torch.Tensor, int]  # "send" or "recv", a part, the other r
 class CupyCommunicator(CheckedCalls[CupyWork]):
     """A group of ranks over ``cupy.cuda.nccl``. Made by ``dpcore.init(backend="cupy")``."""
 
-    _capabilities: ClassVar[Capabilities] = Capabilities()
     backend = "cupy"
     _who, _instead = "backend='cupy'", "; use backend='nccl'"
-    _lacks = frozenset({"timeout", "tag", "factor"})
+    _lacks = frozenset({"algorithm", "priority", "layout", "timeout", "tag", "factor"})
 
     def __init__(self, control: Communicator, nccl: Any, device: Any, streams: Any) -> None:
         self._control, self._nccl, self._streams = control, nccl, streams
@@ -182,7 +178,7 @@ class CupyCommunicator(CheckedCalls[CupyWork]):
                 f"the tensor is on {buffer.device}, this communicator works on {self.device}; "
                 f"move it with .to('{self.device}')"
             )
-        return tensor_of(buffer).detach().reshape(-1)
+        return super()._flat(buffer)
 
     def _run(
         self, call: Call, flat: torch.Tensor | None, requests: Request, *buffers: Any
@@ -197,19 +193,12 @@ class CupyCommunicator(CheckedCalls[CupyWork]):
         work.wait()
         return None
 
-    def _check_open(self) -> None:
-        if self.closed:
-            raise Error(f"rank {self.rank}: this communicator was finalized; call init() again")
+    def _perform(self, name: str, *buffers: Any, **options: Any) -> Any:
+        if name == "barrier":  # which says nothing about work on the GPU
+            return self._control.barrier(**options)
+        return super()._perform(name, *buffers, **options)
 
-    # ---- memory, groups, life ----------------------------------------------------------------
-
-    def barrier(self, *, async_op: bool = False, timeout: float = 0.0) -> Work | None:
-        """Returns when every rank has called it; says nothing about work on the GPU."""
-        return self._control.barrier(async_op=async_op, timeout=timeout)
-
-    def empty(self, *shape: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Ordinary memory of the device."""
-        return new_tensor(shape, dtype=dtype, device=self.device)
+    # ---- groups, life ------------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
         """Who carries the bytes, and where: CuPy counts nothing."""
@@ -243,8 +232,9 @@ class CupyCommunicator(CheckedCalls[CupyWork]):
         """How the ranks met, see ``Communicator.transport``."""
         return self._control.transport
 
-    def __repr__(self) -> str:
-        return f"<CupyCommunicator rank {self.rank} of {self.world_size} on {self.device}>"
+    @property
+    def _place(self) -> str:
+        return f"cupy on {self.device}"
 
 
 def _parts(whole: torch.Tensor, lengths: Sequence[int]) -> Iterator[tuple[int, torch.Tensor]]:
@@ -293,7 +283,3 @@ def start_cupy(control: Communicator, device: torch.device) -> CupyCommunicator:
         raise Unsupported("this CuPy was built without NCCL; use backend='nccl'")
     torch.cuda.set_device(device)
     return CupyCommunicator(control, nccl, device, TorchStreams(device))
-
-
-if TYPE_CHECKING:
-    _keeps_the_contract: type[Collectives] = CupyCommunicator

@@ -107,12 +107,9 @@ class DeviceCommunicator(Communicator):
         name = self._native.device
         return torch.device("cpu" if name == "host" else name)
 
-    def __repr__(self) -> str:
-        state = ", closed" if self.closed else ""
-        return (
-            f"<Communicator rank {self.rank} of {self.world_size}, {self.backend} on "
-            f"{self._native.device}{state}>"
-        )
+    @property
+    def _place(self) -> str:
+        return f"{self.backend} on {self._native.device}"
 
 
 def on_device(

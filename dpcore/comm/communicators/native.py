@@ -24,8 +24,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dpcore.comm.communicators.checks import check_groups, check_integer, check_is
-from dpcore.comm.communicators.native_calls import NativeCalls
-from dpcore.comm.communicators.protocol import Capabilities, Collectives
+from dpcore.comm.communicators.collectives import Collectives
+from dpcore.comm.communicators.protocol import Capabilities
+from dpcore.comm.communicators.work import Work
 from dpcore.errors import raise_unheard
 
 if TYPE_CHECKING:
@@ -35,13 +36,15 @@ if TYPE_CHECKING:
     from dpcore.comm.communicators.explain import Explanation
 
 
-class Communicator(NativeCalls):
+class Communicator(Collectives[Work]):
     """A group of ranks. Made by ``dpcore.init()`` or ``split()``, not directly."""
 
     _capabilities: ClassVar[Capabilities] = Capabilities(*[True] * len(Capabilities._fields))
+    _native: _C.Communicator
+    _handle = Work
 
     def __init__(self, native: _C.Communicator, costs_source: str = "", link: str = "") -> None:
-        self._native = native
+        self._native = self._calls = native
         self._costs_source = costs_source
         self._link = link
         self.rank: int = native.rank
@@ -156,10 +159,6 @@ class Communicator(NativeCalls):
         """Seconds per all-reduce in the arena, measured without Python in between."""
         return self._native.latency_loop(nbytes, iterations)
 
-    def __repr__(self) -> str:
-        state = ", closed" if self.closed else ""
-        return f"<Communicator rank {self.rank} of {self.world_size}, {self.transport}{state}>"
-
-
-if TYPE_CHECKING:
-    _keeps_the_contract: type[Collectives] = Communicator
+    @property
+    def _place(self) -> str:
+        return self.transport

@@ -1,11 +1,11 @@
 """The contract of a communicator, whoever carries the bytes.
 
-``Collectives`` is all of it. Five classes keep it: ``Communicator`` (dpcore's core, on CPUs),
-``DeviceCommunicator`` (GPUs), ``MpiCommunicator`` (an MPI library through mpi4py),
+``Collectives`` (collectives.py) has all of its methods. ``Communicator`` (dpcore's core, on CPUs)
+has all of what they can do, and so has ``DeviceCommunicator`` (GPUs), except for tags. Three
+adapters state what else they lack: ``MpiCommunicator`` (an MPI library through mpi4py),
 ``TorchCommunicator`` (a process group of torch) and ``CupyCommunicator`` (CuPy's NCCL).
 ``GradientGroup`` is the part that ``DataParallel`` needs; an object of your own may have only that
-part. mypy checks each class against its protocol, and tests/comm/test_contract_of_communicators.py
-runs the same checks over each of them.
+part. tests/comm/test_contract_of_communicators.py runs the same checks over each kind.
 
 **Order.** All ranks call the same operations in the same order. Messages (``send``, ``recv``) are
 matched by sender and tag instead.
@@ -52,26 +52,9 @@ each thread, when it sat in a call or in ``wait()``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from dpcore.comm.communicators.call_options import Sizes
-
-if TYPE_CHECKING:
-    import torch
-    from typing_extensions import Unpack
-
-    from dpcore.comm.communicators.call_options import (
-        Combining,
-        CombiningParts,
-        CombiningWhole,
-        Exchanging,
-        GatheringParts,
-        Meeting,
-        Message,
-        Parts,
-        Whole,
-    )
 
 Operator = Any  # str | torch.distributed.ReduceOp | mpi4py.MPI.Op
 
@@ -96,16 +79,6 @@ class Pending(Protocol):
         """Returns when it is complete; raises what went wrong."""
 
 
-class Operation(Protocol):
-    """What ``async_op=True`` returns."""
-
-    def wait(self, timeout: float | None = None) -> None:
-        """Returns when the result may be used; raises what went wrong. ``timeout``: seconds."""
-
-    def is_completed(self) -> bool:
-        """Whether it has ended, well or not."""
-
-
 @runtime_checkable
 class GradientGroup(Protocol):
     """Ranks that average gradients. All methods work in place on flat, contiguous tensors."""
@@ -121,124 +94,6 @@ class GradientGroup(Protocol):
 
     def all_gather(self, output: Any, input: Any, *, sizes: Sizes = None) -> Any:
         """Everybody's input, one after the other; ``sizes`` when they differ."""
-
-
-class Collectives(Protocol):
-    """A communicator. The docstring of this module has the rules that all methods share."""
-
-    _capabilities: ClassVar[Capabilities]
-    rank: int
-    world_size: int
-
-    @property
-    def backend(self) -> str:
-        """Who moves the bytes: "native", "nccl", "cuda", "cupy", "torch gloo", ..."""
-
-    @property
-    def transport(self) -> str:
-        """How the ranks reach, or met, each other."""
-
-    @property
-    def closed(self) -> bool:
-        """Whether ``close()`` was called."""
-
-    def all_reduce(
-        self,
-        tensor: Any,
-        op: Operator = "sum",
-        *,
-        async_op: bool = False,
-        **options: Unpack[CombiningWhole],
-    ) -> Operation | None:
-        """Combines ``tensor`` over all ranks, in place: all hold the same result."""
-
-    def broadcast(
-        self, tensor: Any, root: int = 0, *, async_op: bool = False, **options: Unpack[Whole]
-    ) -> Operation | None:
-        """Copies ``tensor`` of rank ``root`` to all ranks."""
-
-    def reduce(
-        self,
-        tensor: Any,
-        root: int = 0,
-        op: Operator = "sum",
-        *,
-        async_op: bool = False,
-        **options: Unpack[Combining],
-    ) -> Operation | None:
-        """Like ``all_reduce``, but only ``root`` gets the result; the others keep their data."""
-
-    def reduce_scatter(
-        self,
-        output: Any,
-        input: Any,
-        op: Operator = "sum",
-        *,
-        async_op: bool = False,
-        **options: Unpack[CombiningParts],
-    ) -> Operation | None:
-        """Combines ``input`` and leaves the r-th part of the result in rank r's ``output``."""
-
-    def all_gather(
-        self, output: Any, input: Any, *, async_op: bool = False, **options: Unpack[GatheringParts]
-    ) -> Operation | None:
-        """Puts the ``input`` of all ranks one after the other into everybody's ``output``."""
-
-    def gather(
-        self,
-        output: Any | None,
-        input: Any,
-        root: int = 0,
-        *,
-        async_op: bool = False,
-        **options: Unpack[Parts],
-    ) -> Operation | None:
-        """``all_gather`` for one rank: ``output`` is None on the others."""
-
-    def scatter(
-        self,
-        output: Any,
-        input: Any | None,
-        root: int = 0,
-        *,
-        async_op: bool = False,
-        **options: Unpack[Parts],
-    ) -> Operation | None:
-        """Gives the r-th part of ``root``'s ``input`` to rank r; ``input`` is None elsewhere."""
-
-    def all_to_all(
-        self, output: Any, input: Any, *, async_op: bool = False, **options: Unpack[Exchanging]
-    ) -> Operation | None:
-        """Sends the d-th part of ``input`` to rank d. With uneven parts both lists are needed."""
-
-    def send(
-        self, tensor: Any, dst: int, *, async_op: bool = False, **options: Unpack[Message]
-    ) -> Operation | None:
-        """Sends to rank ``dst``. Returns when ``tensor`` may be changed again."""
-
-    def recv(
-        self, tensor: Any, src: int, *, async_op: bool = False, **options: Unpack[Message]
-    ) -> Operation | None:
-        """Receives the next message of rank ``src`` with this tag, of this size and dtype."""
-
-    def barrier(self, *, async_op: bool = False, **options: Unpack[Meeting]) -> Operation | None:
-        """Returns when every rank has called it."""
-
-    def empty(self, *shape: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
-        """A tensor where this communicator works, contents as they are."""
-
-    def split(self, color: int | None, key: int = 0) -> Collectives | None:
-        """Ranks with the same ``color`` form a communicator of the same kind, ordered by ``key``;
-        every rank calls it, and None takes part and gets None."""
-
-    def stats(self) -> dict[str, Any]:
-        """What ran so far, or what carries the bytes; empty where nobody counts."""
-
-    def abort(self, reason: str) -> None:
-        """Gives up: the waits of all ranks end with an error."""
-
-    def close(self) -> None:
-        """Leaves. Later calls raise ``Error``. Closing twice is fine."""
 
 
 def capabilities_of(group: object) -> Capabilities:
@@ -260,9 +115,3 @@ def check_open(group: Any) -> None:
     see that the communicator around it was closed."""
     if hasattr(group, "_compiled"):
         group._check_open()
-
-
-if TYPE_CHECKING:
-
-    def _is_part(whole: Collectives) -> GradientGroup:
-        return whole

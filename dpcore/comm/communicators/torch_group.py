@@ -9,9 +9,9 @@ refused, and wrong arguments as the contract says (protocol.py). Later errors ar
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,14 +19,11 @@ import torch.distributed as dist
 from dpcore.comm.communicators import gloo_threads  # noqa: F401  # waits at the program's end
 from dpcore.comm.communicators.checked_calls import Call, CheckedCalls
 from dpcore.comm.communicators.checks import check_groups
-from dpcore.comm.communicators.protocol import Capabilities, Collectives
 from dpcore.comm.communicators.torch_buffers import (
     divide_in_place,
     join,
-    new_tensor,
     operator_of,
     padded,
-    tensor_of,
 )
 from dpcore.comm.communicators.torch_work import TorchWork
 from dpcore.errors import Unsupported
@@ -39,7 +36,8 @@ class TorchCommunicator(CheckedCalls[TorchWork]):
     """The ranks of a process group. Made by ``dpcore.init(backend="torch")``, or directly of any
     group."""
 
-    _capabilities: ClassVar[Capabilities] = Capabilities()
+    _lacks = frozenset({"algorithm", "priority", "layout"})
+    backend = "torch"
     transport = "torch"
 
     def __init__(self, group: Any = None) -> None:
@@ -47,8 +45,7 @@ class TorchCommunicator(CheckedCalls[TorchWork]):
         self.rank: int = dist.get_rank(self._group)
         self.world_size: int = dist.get_world_size(self._group)
         self.backend = f"torch {dist.get_backend(self._group)}"
-        self._who, self._instead = f"{self.backend}: a group of torch", ""
-        self._closed = False
+        self._who = f"{self.backend}: a group of torch"
 
     # ---- what the group is asked for ----------------------------------------------------------
 
@@ -113,15 +110,10 @@ class TorchCommunicator(CheckedCalls[TorchWork]):
     def _recv(self, own: torch.Tensor, src: int | None, tag: int) -> Requests:
         return partial(dist.irecv, own, group=self._group, tag=tag, group_src=src), None
 
-    def barrier(self, **options: Any) -> TorchWork | None:
-        """See ``Communicator.barrier``."""
-        return self._run(self._call("barrier", options), None, (self._asks(dist.barrier), None))
+    def _barrier(self) -> Requests:
+        return self._asks(dist.barrier), None
 
-    # ---- memory, groups, life ----------------------------------------------------------------
-
-    def empty(self, *shape: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Ordinary memory: a group of torch has no other."""
-        return new_tensor(shape, dtype=dtype)
+    # ---- groups, life ------------------------------------------------------------------------
 
     def split(self, color: int | None, key: int = 0) -> TorchCommunicator | None:
         """See ``Communicator.split``. torch keeps ranks in the order of the whole job."""
@@ -154,23 +146,12 @@ class TorchCommunicator(CheckedCalls[TorchWork]):
         """The group stays: it belongs to the program that made it."""
         self._closed = True
 
-    @property
-    def closed(self) -> bool:
-        """Whether ``close()`` or ``abort()`` was called."""
-        return self._closed
-
-    def __repr__(self) -> str:
-        return f"<TorchCommunicator rank {self.rank} of {self.world_size}, {self.backend}>"
-
     # ---- how -----------------------------------------------------------------------------------
 
     @property
     def _compiled(self) -> Any:
         """The process group, whose all-reduces a reducer calls without Python."""
         return self._group
-
-    def _flat(self, buffer: Any) -> torch.Tensor:
-        return tensor_of(buffer).detach().reshape(-1)
 
     def _asks(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Start:
         return partial(function, *arguments, **named, group=self._group, async_op=True)
@@ -216,7 +197,3 @@ def _new_group(name: str, ranks: list[int], kind: str) -> Any:
     )
     inner._world.pg_group_ranks[group] = {rank: index for index, rank in enumerate(ranks)}
     return group
-
-
-if TYPE_CHECKING:
-    _keeps_the_contract: type[Collectives] = TorchCommunicator

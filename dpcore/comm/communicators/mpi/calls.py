@@ -30,6 +30,7 @@ class MpiCalls(CheckedCalls[MpiWork]):
     _messages: int
     _counts: Counter[tuple[str, str]]
 
+    _lacks = frozenset({"algorithm", "priority", "layout"})
     _who, _instead = "backend='mpi'", "; use backend='native'"
 
     # ---- what MPI is asked for -----------------------------------------------------------------
@@ -82,16 +83,14 @@ class MpiCalls(CheckedCalls[MpiWork]):
         source = self._mpi.ANY_SOURCE if src is None else src
         return [Stage(lambda: self._comm.Irecv(message(self._mpi, own), source, tag))]
 
-    def barrier(self, **options: Any) -> MpiWork | None:
-        """See ``Communicator.barrier``."""
-        return self._run(self._call("barrier", options), None, [Stage(self._comm.Ibarrier)])
+    def _barrier(self) -> Stages:
+        return [Stage(self._comm.Ibarrier)]
 
     # ---- how -----------------------------------------------------------------------------------
 
-    def _call(self, name: str, options: dict[str, Any], *more: Any, **named: Any) -> Call:
-        call = super()._call(name, options, *more, **named)
+    def _check_open(self) -> None:
+        super()._check_open()
         self._engine.check()
-        return call
 
     def _flat(self, buffer: Any) -> torch.Tensor:
         return numbers.flat_of(buffer)

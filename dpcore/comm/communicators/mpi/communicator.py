@@ -27,8 +27,7 @@ import torch
 from dpcore.comm.communicators.checks import check_groups
 from dpcore.comm.communicators.mpi.calls import MpiCalls
 from dpcore.comm.communicators.mpi.engine import Engine
-from dpcore.comm.communicators.protocol import Capabilities, Collectives
-from dpcore.comm.communicators.torch_buffers import new_tensor
+from dpcore.comm.communicators.protocol import Capabilities
 from dpcore.errors import RendezvousError, Unsupported, raise_unheard
 
 if TYPE_CHECKING:
@@ -74,7 +73,6 @@ class MpiCommunicator(MpiCalls):
         self.calls = self._messages = self._splits = 0
         self._family = engine  # of traces
         self._counts = Counter()
-        self._closed = False
         engine.enter(self)
 
     def _heard(self, said: bytes) -> list[bytes]:
@@ -98,11 +96,7 @@ class MpiCommunicator(MpiCalls):
     def _on_host(self) -> MpiCommunicator:
         return self
 
-    # ---- memory, groups, life ----------------------------------------------------------------
-
-    def empty(self, *shape: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Ordinary memory, which MPI reads and writes as it is."""
-        return new_tensor(shape, dtype=dtype)
+    # ---- groups, life ------------------------------------------------------------------------
 
     def split(self, color: int | None, key: int = 0) -> MpiCommunicator | None:
         """See ``Communicator.split``. All groups end with the first that fails."""
@@ -164,14 +158,8 @@ class MpiCommunicator(MpiCalls):
         return self._engine.failure.is_set
 
     @property
-    def closed(self) -> bool:
-        """Whether ``close()`` or ``finalize()`` was called."""
-        return self._closed
-
-    def __repr__(self) -> str:
-        state = ", closed" if self._closed else ""
-        library = self._engine.library
-        return f"<MpiCommunicator rank {self.rank} of {self.world_size}, {library}{state}>"
+    def _place(self) -> str:
+        return self._engine.library
 
 
 def duplicate(comm: Any, timeout: float) -> Any:
@@ -192,7 +180,3 @@ def duplicate(comm: Any, timeout: float) -> Any:
 
 _LOOK_SECONDS = 0.001
 _abandoned: list[Any] = []  # MPI may still write there
-
-
-if TYPE_CHECKING:
-    _keeps_the_contract: type[Collectives] = MpiCommunicator

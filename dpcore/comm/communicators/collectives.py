@@ -1,21 +1,27 @@
-"""The collectives of ``Communicator``, each a call of the compiled core. The first signature of
-each says that ``async_op=True`` returns a ``Work``, for type checkers."""
+"""The methods of a communicator, for all kinds of them: signatures, documentation, and what is the
+same everywhere. The contract that they keep is in protocol.py.
+
+The first signature of each says that ``async_op=True`` returns a handle, for type checkers. Each
+gives its call to ``_calls``, which is the compiled core or has its methods. Plain calls of the core
+enter no function here (quick.py).
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, overload
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar, overload
 
 from dpcore.comm.communicators.call_options import Algorithm, Sizes
 from dpcore.comm.communicators.checks import OPERATORS, check_both
-from dpcore.comm.communicators.protocol import Operator
+from dpcore.comm.communicators.protocol import Capabilities, GradientGroup, Operator
 from dpcore.comm.communicators.quick import quick
 from dpcore.comm.communicators.words import OtherNames, operator_name
-from dpcore.comm.communicators.work import Work
 
 if TYPE_CHECKING:
+    import torch
     from typing_extensions import Unpack
 
-    from dpcore import _C
     from dpcore.comm.communicators.call_options import (
         Combining,
         CombiningParts,
@@ -29,12 +35,19 @@ if TYPE_CHECKING:
     )
 
 
-class NativeCalls(OtherNames):
-    """The collectives of a group of ranks; ``Communicator`` says who they are."""
+Work = TypeVar("Work")  # of each kind its own
 
+
+class Collectives(OtherNames, Generic[Work]):
+    """A group of ranks: ``Communicator`` over dpcore's core, or an adapter, which states what it
+    lacks."""
+
+    _capabilities: ClassVar[Capabilities] = Capabilities()
+    _native: Any  # the compiled core, where there is one
+    _calls: Any  # what has the methods of the core: it, or what stands in for it
+    _handle: Callable[[Any, list[Any]], Work]  # of what ``_calls`` returns, and the result
     rank: int
     world_size: int
-    _native: _C.Communicator
 
     # ---- whole buffers -----------------------------------------------------------------------
 
@@ -77,11 +90,11 @@ class NativeCalls(OtherNames):
         >>> comm.all_reduce(gradient, op="mean")        # doctest: +SKIP
         """
         op = op if isinstance(op, str) and op in OPERATORS else operator_name(op)
-        native = self._native.all_reduce(
+        work = self._calls.all_reduce(
             tensor, op=op, factor=factor, layout=layout,
             async_op=async_op, algorithm=algorithm, priority=priority, timeout=timeout,
         )  # fmt: skip
-        return None if native is None else Work(native, [tensor])
+        return None if work is None else self._handle(work, [tensor])
 
     @overload
     def broadcast(
@@ -104,11 +117,11 @@ class NativeCalls(OtherNames):
         layout: int = 0,
     ) -> Work | None:
         """Copies ``tensor`` of rank ``root`` to all ranks."""
-        native = self._native.broadcast(
+        work = self._calls.broadcast(
             tensor, root=root, layout=layout,
             async_op=async_op, algorithm=algorithm, priority=priority, timeout=timeout,
         )  # fmt: skip
-        return None if native is None else Work(native, [tensor])
+        return None if work is None else self._handle(work, [tensor])
 
     @overload
     def reduce(
@@ -145,11 +158,11 @@ class NativeCalls(OtherNames):
     ) -> Work | None:
         """Like ``all_reduce``, but only ``root`` gets the result; the others keep their data."""
         op = op if isinstance(op, str) and op in OPERATORS else operator_name(op)
-        native = self._native.reduce(
+        work = self._calls.reduce(
             tensor, root=root, op=op, factor=factor,
             async_op=async_op, algorithm=algorithm, priority=priority, timeout=timeout,
         )  # fmt: skip
-        return None if native is None else Work(native, [tensor])
+        return None if work is None else self._handle(work, [tensor])
 
     # ---- a part per rank ---------------------------------------------------------------------
 
@@ -194,11 +207,11 @@ class NativeCalls(OtherNames):
         >>> comm.reduce_scatter(shard, gradients, op="mean")     # doctest: +SKIP
         """
         op = op if isinstance(op, str) and op in OPERATORS else operator_name(op)
-        native = self._native.reduce_scatter(
+        work = self._calls.reduce_scatter(
             output, input, op=op, factor=factor, input_sizes=sizes,
             async_op=async_op, algorithm=algorithm, priority=priority, timeout=timeout,
         )  # fmt: skip
-        return None if native is None else Work(native, [output])
+        return None if work is None else self._handle(work, [output])
 
     @overload
     def all_gather(
@@ -222,11 +235,11 @@ class NativeCalls(OtherNames):
         layout: int = 0,
     ) -> Work | None:
         """Puts the ``input`` of all ranks one after the other into everybody's ``output``."""
-        native = self._native.all_gather(
+        work = self._calls.all_gather(
             output, input, input_sizes=sizes, layout=layout,
             async_op=async_op, algorithm=algorithm, priority=priority, timeout=timeout,
         )  # fmt: skip
-        return None if native is None else Work(native, [output])
+        return None if work is None else self._handle(work, [output])
 
     @overload
     def gather(
@@ -262,11 +275,11 @@ class NativeCalls(OtherNames):
         timeout: float = 0.0,
     ) -> Work | None:
         """``all_gather`` for one rank: ``output`` is None on the others."""
-        native = self._native.gather(
+        work = self._calls.gather(
             output, input, root=root, input_sizes=sizes,
             async_op=async_op, algorithm=algorithm, priority=priority, timeout=timeout,
         )  # fmt: skip
-        return None if native is None else Work(native, [] if output is None else [output])
+        return None if work is None else self._handle(work, [] if output is None else [output])
 
     @overload
     def scatter(
@@ -302,11 +315,11 @@ class NativeCalls(OtherNames):
         timeout: float = 0.0,
     ) -> Work | None:
         """Gives the r-th part of ``root``'s ``input`` to rank r; ``input`` is None elsewhere."""
-        native = self._native.scatter(
+        work = self._calls.scatter(
             output, input, root=root, input_sizes=sizes,
             async_op=async_op, algorithm=algorithm, priority=priority, timeout=timeout,
         )  # fmt: skip
-        return None if native is None else Work(native, [output])
+        return None if work is None else self._handle(work, [output])
 
     @overload
     def all_to_all(
@@ -335,11 +348,11 @@ class NativeCalls(OtherNames):
         this rank's place on rank d.
         """
         check_both(output_sizes, input_sizes)
-        native = self._native.all_to_all(
+        work = self._calls.all_to_all(
             output, input, input_sizes=input_sizes, output_sizes=output_sizes,
             async_op=async_op, algorithm=algorithm, priority=priority, timeout=timeout,
         )  # fmt: skip
-        return None if native is None else Work(native, [output])
+        return None if work is None else self._handle(work, [output])
 
     # ---- messages and barriers ---------------------------------------------------------------
 
@@ -356,8 +369,8 @@ class NativeCalls(OtherNames):
         self, tensor: Any, dst: int, *, tag: int = 0, async_op: bool = False, timeout: float = 0.0
     ) -> Work | None:
         """Sends to rank ``dst``. Returns when ``tensor`` may be changed again."""
-        work = self._native.send(tensor, dst, tag=tag, timeout=timeout, async_op=async_op)
-        return None if work is None else Work(work, [tensor])
+        work = self._calls.send(tensor, dst, tag=tag, timeout=timeout, async_op=async_op)
+        return None if work is None else self._handle(work, [tensor])
 
     @overload
     def recv(
@@ -382,8 +395,8 @@ class NativeCalls(OtherNames):
         ``src=None`` takes it from whichever rank it comes; with ``async_op=True`` the work's
         ``source`` says from which it came.
         """
-        work = self._native.recv(tensor, src, tag=tag, timeout=timeout, async_op=async_op)
-        return None if work is None else Work(work, [tensor])
+        work = self._calls.recv(tensor, src, tag=tag, timeout=timeout, async_op=async_op)
+        return None if work is None else self._handle(work, [tensor])
 
     @overload
     def barrier(self, *, async_op: Literal[True], **options: Unpack[Meeting]) -> Work: ...
@@ -392,7 +405,61 @@ class NativeCalls(OtherNames):
     @quick
     def barrier(self, *, async_op: bool = False, timeout: float = 0.0) -> Work | None:
         """Returns when every rank has called it. A ``Timeout`` names the ranks that did not."""
-        native = self._native.barrier(timeout=timeout, async_op=async_op)
-        return None if native is None else Work(native, [])
+        work = self._calls.barrier(timeout=timeout, async_op=async_op)
+        return None if work is None else self._handle(work, [])
 
     monitored_barrier = barrier
+
+    # ---- memory, groups, life ----------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def backend(self) -> str:
+        """Who moves the bytes: "native", "nccl", "cuda", "cupy", "torch gloo", ..."""
+
+    @property
+    @abstractmethod
+    def transport(self) -> str:
+        """How the ranks reach, or met, each other."""
+
+    @property
+    @abstractmethod
+    def closed(self) -> bool:
+        """Whether ``close()`` was called."""
+
+    @abstractmethod
+    def empty(self, *shape: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
+        """A tensor where this communicator works, contents as they are."""
+
+    @abstractmethod
+    def split(self, color: int | None, key: int = 0) -> Collectives[Work] | None:
+        """Ranks with the same ``color`` form a communicator of the same kind, ordered by ``key``;
+        every rank calls it, and None takes part and gets None."""
+
+    @abstractmethod
+    def stats(self) -> dict[str, Any]:
+        """What ran so far, or what carries the bytes; empty where nobody counts."""
+
+    @abstractmethod
+    def abort(self, reason: str) -> None:
+        """Gives up: the waits of all ranks end with an error."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Leaves. Later calls raise ``Error``. Closing twice is fine."""
+
+    @property
+    def _place(self) -> str:
+        return self.backend
+
+    def __repr__(self) -> str:
+        state = ", closed" if self.closed else ""
+        return (
+            f"<{type(self).__name__} rank {self.rank} of {self.world_size}, {self._place}{state}>"
+        )
+
+
+if TYPE_CHECKING:
+
+    def _is_part(whole: Collectives[Any]) -> GradientGroup:
+        return whole
