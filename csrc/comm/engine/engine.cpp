@@ -240,7 +240,7 @@ void Engine::pause_between_polls() {
 
 // A peer on the same processor gets it sooner when this thread sleeps.
 bool Engine::polls_in_vain(int rounds) {
-  return rounds % kPollsPerProcessorCheck == 0 && endpoint_->is_on_processor_of_peer();
+  return rounds % kPollsPerProcessorCheck == 0 && !endpoint_->part_from_peers();
 }
 
 // Polls again and again, under the progress lock, until something moved, patience is over, or

@@ -217,15 +217,15 @@ int Endpoint::record_processor() {
   return here;
 }
 
-bool Endpoint::is_on_processor_of_peer() {
+bool Endpoint::part_from_peers() {
   const int here = record_processor();
   for (int r = 0; r < world(); ++r) {
     if (r != rank_ && peers_[r].bell->processor.load(std::memory_order_relaxed) == here) {
-      return !leaves_peers();  // the bell of remote ranks has no processor
+      return leaves_peers();  // the bell of remote ranks has no processor
     }
   }
   meetings_here_ = 0;
-  return false;
+  return true;
 }
 
 // A peer records its processor when it comes, and rings a rank that sleeps: only then is it known

@@ -74,10 +74,10 @@ class Endpoint {
   void sleep(uint32_t seen, int64_t nanoseconds);
   // Records at the own bell which processor this thread is on.
   int record_processor();
-  // Whether a local peer was last on the processor of this thread, as happens beside other load:
-  // it can't come while this thread looks for it. Where they met there again and again, this
-  // thread leaves for another one. Under the progress lock.
-  bool is_on_processor_of_peer();
+  // A local peer that was last on the processor of this thread, as happens beside other load, can't
+  // come while this thread looks for it. Where they met there again and again, this thread leaves
+  // for another processor. Whether no peer is on its processor by now. Under the progress lock.
+  bool part_from_peers();
   // Whether ranks take turns on processors, and local rank r was last on that of this thread.
   bool takes_turns_with(int r) {
     return oversubscribed_ &&
