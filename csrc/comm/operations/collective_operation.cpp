@@ -218,7 +218,7 @@ Operation::Progress CollectiveOperation::advance() {
       [[fallthrough]];
     case Phase::posted:
       if (only_takes_) {
-        check_fingerprint_of(run_.request.root, run_.number);
+        check_same_call(*group_, run_.request.root, run_.number, false);
         shared_->record_unchecked(run_.number);
         finish_at_entry();
         return Progress::finished;
@@ -418,12 +418,8 @@ constexpr int64_t kSilenceNs = 200'000'000;
 
 void CollectiveOperation::check_fingerprints(uint64_t number) const {
   for (int r = 0; r < run_.world(); ++r) {
-    check_fingerprint_of(r, number);
+    check_same_call(*group_, r, number, number != run_.number);
   }
-}
-
-void CollectiveOperation::check_fingerprint_of(int r, uint64_t number) const {
-  check_same_call(*group_, r, number, number != run_.number);
 }
 
 // A rank that only gives does not wait for those that take: they compare with the giver's slot

@@ -51,7 +51,6 @@ class CollectiveOperation final : public Operation {
   void show_buffers(OperationSlot& slot);
   bool waits_for(int r) const;
   void check_fingerprints(uint64_t number) const;
-  void check_fingerprint_of(int r, uint64_t number) const;
   void check_what_is_over(bool wherever_possible) const;
   bool adopt_if_given_up();
   void start_body();
