@@ -1,4 +1,5 @@
-// The kernels with a barrier between ranks in them, see InKernelBarrier in share_sync.h.
+// The kernels with a barrier between ranks in them, see InKernelBarrier in share_sync.h. They are
+// in a file of their own so that nvcc compiles them beside those of kernels.cu.
 #include "cuda/kernels/kernels_launch.cuh"
 
 namespace dpcore {

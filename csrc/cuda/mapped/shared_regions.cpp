@@ -9,7 +9,7 @@
 
 #include "comm/base/clock.h"
 #include "comm/base/error.h"
-#include "comm/memory/descriptor_exchange.h"
+#include "comm/memory/unix_socket.h"
 
 namespace dpcore {
 namespace {
