@@ -14,7 +14,7 @@ JOBS   ?= $(shell nproc)
 
 COMM    := $(sort $(shell find csrc/comm -name '*.cpp'))
 CUDA    := $(sort $(shell find csrc/cuda -name '*.cpp'))
-SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.inl' -o -name '*.cu' -o -name '*.cuh')
+SOURCES := tools/control_layout.cpp $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.inl' -o -name '*.cu' -o -name '*.cuh')
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

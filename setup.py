@@ -327,6 +327,7 @@ def extension_arguments() -> dict[str, Any]:
 
         def run(self) -> None:
             if self.inplace:
+                write_control_layout(ROOT / "dpcore")
                 (ROOT / "dpcore" / "_cores" / target.module.split(".")[2]).mkdir(
                     parents=True, exist_ok=True
                 )
@@ -351,10 +352,25 @@ def extension_arguments() -> dict[str, Any]:
     return {"ext_modules": [extension], "cmdclass": {"build_ext": Build}}
 
 
-# ---- exercises -------------------------------------------------------------------------------
+# ---- what the package has beside its sources -------------------------------------------------
 
 
-class WithExercises(build_py):
+def write_control_layout(package: Path) -> None:
+    """Where the fields of a black box lie, as the compiler has it. The wheel for any system is made
+    without a compiler where there is none; `dpcore inspect` then says so."""
+    compiler = shutil.which(os.environ.get("CXX", "g++"))
+    if compiler is None:
+        return
+    program = ROOT / "build" / "control_layout"
+    program.parent.mkdir(exist_ok=True)
+    source = str(ROOT / "tools" / "control_layout.cpp")
+    command = [compiler, "-std=c++20", "-I", str(ROOT / "csrc"), source, "-o", str(program)]
+    subprocess.run(command, check=True)
+    layout = subprocess.run([program], check=True, capture_output=True, text=True).stdout
+    (package / "tools" / "diagnose" / "control_layout.json").write_text(layout)
+
+
+class BuildPython(build_py):
     """A wheel has the folder exercises/ as dpcore/school/exercise/tasks. In a checkout they are
     used where they are."""
 
@@ -362,6 +378,7 @@ class WithExercises(build_py):
         super().run()
         if self.editable_mode:
             return
+        write_control_layout(Path(self.build_lib) / "dpcore")
         target = Path(self.build_lib) / "dpcore" / "school" / "exercise" / "tasks"
         shutil.rmtree(target, ignore_errors=True)  # files that are gone stay there
         for name in ("source.py", "check.py"):
@@ -381,7 +398,7 @@ def main() -> None:
         "long_description": readme_elsewhere(),
         "long_description_content_type": "text/markdown",
         "project_urls": links(),
-        "cmdclass": {"build_py": WithExercises},
+        "cmdclass": {"build_py": BuildPython},
     }
     if os.environ.get("DPCORE_PURE") == "1":
         pass

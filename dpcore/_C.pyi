@@ -743,6 +743,3 @@ def cuda_probe() -> dict[str, Any]:
 def longest_wait() -> tuple[float, float]:
     """Of what this process waits in, the operation that was called first: the seconds since then,
     and its timeout. Zeros where it waits for nothing."""
-
-def control_layout() -> dict[str, Any]:
-    """Where the fields of an arena's black box lie: {struct: {field: (offset, bytes, signed)}}."""

@@ -11,13 +11,14 @@ import time
 
 import pytest
 
-from dpcore import _C
+import dpcore as dp
 from dpcore.__main__ import main
 from dpcore.comm.launch.placement import place_of
 from dpcore.tools.diagnose import black_box, long_wait
 from dpcore.tools.diagnose.hang import judge
 from dpcore.tools.diagnose.inspect import _job_lines
 from dpcore.tools.diagnose.job import Family, Rank
+from dpcore.tools.records import ROOT
 from tests.ranks import python
 
 REDUCE = {"collective": "all_reduce", "dtype": "float32", "count": 8, "bytes": 32, "op": "sum"}
@@ -149,9 +150,18 @@ def test_the_line_of_the_program():
     assert place_of(None) == ""
 
 
-def test_the_layout_is_the_compilers():
-    """python tools/control_layout.py --write"""
-    assert black_box.layout() == json.loads(json.dumps(_C.control_layout()))
+def test_the_layout_is_that_of_the_sources(tmp_path):
+    """A build has made it; this is a checkout whose build is of another day."""
+    source, program = ROOT / "tools" / "control_layout.cpp", tmp_path / "layout"
+    command = ["g++", "-std=c++20", "-I", ROOT / "csrc", source, "-o", program]
+    subprocess.run(command, check=True)
+    assert black_box.layout() == json.loads(subprocess.check_output([program]))
+
+
+def test_without_a_layout_it_says_why(monkeypatch):
+    monkeypatch.setattr(black_box, "__file__", "/nowhere/black_box.py")
+    with pytest.raises(dp.Error, match=r"no C\+\+ compiler. Inspect the process with the dpcore"):
+        black_box.layout.__wrapped__()
 
 
 def test_the_command_loads_nothing_heavy():

@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 
 import dpcore as dp
-from dpcore import _C, errors
+from dpcore import errors
 from dpcore.comm.communicators.collectives import Collectives
 from dpcore.ddp.local_updates.block import LocalUpdates
 from dpcore.recorder.file import Event
+from dpcore.tools.diagnose.black_box import layout
 
 ROOT = Path(__file__).resolve().parent.parent
 GOLDEN = ROOT / "tests" / "golden" / "public_surface.txt"
@@ -124,7 +125,7 @@ def test_every_error_of_the_core_is_a_class_of_the_same_name_here():
         for name, value in vars(errors).items()
         if isinstance(value, type) and issubclass(value, errors.Error)
     }
-    assert set(_C.control_layout()["errors"]) == classes
+    assert set(layout()["errors"]) == classes
 
 
 def test_the_surface_is_the_golden_one():

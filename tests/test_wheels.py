@@ -102,7 +102,8 @@ def test_the_wheel_for_any_system_has_no_compiled_module(dist):
     tracked = {name for name in listed.stdout.split() if not name.endswith(".md")}
     packed = {name for name in files if name.startswith("dpcore/") and not name.endswith(".md")}
     there = {name for name in tracked if (ROOT / name).exists()}
-    assert packed == {
+    made = {"dpcore/tools/diagnose/control_layout.json"}
+    assert packed == made | {
         re.sub(r"^exercises/", "dpcore/school/exercise/tasks/", name) for name in there
     }
 
@@ -145,6 +146,7 @@ def test_the_sdist_has_what_its_readme_names(dist):
         names = {name.partition("/")[2] for name in archive.getnames()}
     wanted = {"SECURITY.md", "CITATION.cff", "LICENSE", "Makefile", "docs/images/first_screen.svg"}
     wanted |= {"docs/releasing.md", "csrc/comm/communicator.cpp", "tests/test_wheels.py"}
+    wanted |= {"tools/control_layout.cpp"}
     assert not wanted - names
     text = (ROOT / "README.md").read_text()
     linked = {link.partition("#")[0] for link in re.findall(r"\]\(([^):]+)\)", text)}
@@ -182,6 +184,8 @@ def test_the_wheel_for_any_system_reads_and_predicts_and_says_what_it_lacks(inst
         assert out.returncode == 1
         assert "no core for this system" in " ".join((out.stdout + out.stderr).split())
         assert "Traceback" not in out.stderr
+    inspecting = f"{BARE}from dpcore.tools.diagnose.black_box import layout; print(layout())"
+    assert "'header'" in run("-c", inspecting, **where).stdout
     out = run("-c", "import dpcore; dpcore.init()", **where)  # with torch
     assert "NoCore: torch 2." in out.stderr and "has no core for this system" in out.stderr
 

@@ -5,9 +5,9 @@ Every rank keeps its last operations in its arena, which is a ``memfd``: a file 
 other hosts have told of themselves. Both are read, never written, and the process is not stopped.
 What is read may be one operation old by the time it is printed, or torn when the rank is busy.
 
-The places of all fields are in ``control_layout.json``, a copy of what ``_C.control_layout()`` says
-(tests/test_inspect_job.py compares them): importing the compiled core, and torch with it, would
-take longer than the reading.
+The places of all fields are in ``control_layout.json``, which the build has from the compiler
+(tools/control_layout.cpp): importing the compiled core, and torch with it, would take longer than
+the reading.
 """
 
 from __future__ import annotations
@@ -35,8 +35,14 @@ _ROOTED = ("broadcast", "reduce", "gather", "scatter")
 @cache
 def layout() -> dict[str, Any]:
     """Where the fields of the black boxes lie, and the names behind their numbers."""
-    text = (Path(__file__).parent / "control_layout.json").read_text()
-    loaded: dict[str, Any] = json.loads(text)
+    file = Path(__file__).parent / "control_layout.json"
+    try:
+        loaded: dict[str, Any] = json.loads(file.read_text())
+    except FileNotFoundError:
+        raise Error(
+            f"{file} is missing: this dpcore was installed where there was no C++ compiler. "
+            "Inspect the process with the dpcore that it runs"
+        ) from None
     return loaded
 
 
