@@ -46,6 +46,7 @@ def test_the_demo_tells_of_runs_without_a_trace(tmp_path):
     result = {
         "seconds": {name: [[0.001], [0.002]] for name in scene.contenders},
         "losses": {"torch": [[1.0], [2.0]], "dpcore bucketed": [[1.25], [2.0]]},
+        "choices": {"dpcore bucketed": [{"schedule": "sequential", "bucket_bytes": [4]}]},
     }
     console = Console(record=True, width=100)
     demo.tell(scene, result, tmp_path, console)
@@ -53,7 +54,8 @@ def test_the_demo_tells_of_runs_without_a_trace(tmp_path):
     rows = [line.split() for line in said.splitlines()]
     assert ["torch", "–", "2.00", "1.500"] in rows
     assert "losses differ by at most 0.1 in 1 steps" in said
-    assert (tmp_path / "timeline.html").exists()
+    page = (tmp_path / "timeline.html").read_text()
+    assert "traced after the rounds, in which a step took 2.00 ms. It sends after backward" in page
     kept = (tmp_path / "table.txt").read_text()
     assert ["torch", "–", "2.00", "1.500"] in [line.split() for line in kept.splitlines()]
     assert "losses differ by at most 0.1" in kept

@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from dpcore.tools.compare.training.start import RankFailed, run_job, shaped_host
 from dpcore.tools.compare.training.worker import Job
 from dpcore.tools.ratios import of_slowest_rank
 from dpcore.tools.show import figures_of, read_run, write_page, write_picture
+from dpcore.tools.show.run import Run
 
 RATE, BURST, EMULATED = "1gbit", "128kb", "1gbit,50us"
 CONTENDERS = ("torch", DEFAULT)  # each with its default buckets
@@ -143,7 +144,8 @@ def tell(
     if ACROSS in scene.contenders:
         said.append(goes_on(*(verdict("", result, one, ACROSS, steps) for one in (torchs, ours))))
     page, picture, kept = (folder / name for name in ("timeline.html", "timeline.png", "table.txt"))
-    write_page(page, list(runs.values()))
+    afterwards = ours if choice is not None and choice["schedule"] == "sequential" else ""
+    write_page(page, [_beside_rounds(runs[name], result, name, afterwards) for name in runs])
     if can_draw := find_spec("matplotlib") is not None:
         write_picture(picture, list(runs.values()))
     with kept.open("w", encoding="utf-8") as file:
@@ -155,6 +157,18 @@ def tell(
     drawn = f"picture {picture}" if can_draw else "no picture (it needs matplotlib)"
     console.print(f"page {page}, {drawn}, table {kept}\n", soft_wrap=True)
     return won
+
+
+def _beside_rounds(run: Run, result: dict[str, Any], name: str, afterwards: str) -> Run:
+    """With what the page has to say of a trace that lies beside the table. ``afterwards``: the
+    contender that sends after backward."""
+    about = f"traced after the rounds, in which a step took {short(step_ms(result, name))} ms"
+    if name == afterwards:
+        about += (
+            ". It sends after backward: its ranks compute on the processors that would communicate "
+            "meanwhile, so there is nothing to hide communication under"
+        )
+    return replace(run, about=about)
 
 
 def run(options: argparse.Namespace) -> int:
