@@ -1,10 +1,9 @@
-// A step: forward opens it, and its last bucket ends it, at the end of backward or later. Before
-// that, how buckets are made, and made anew.
+// The begin and end of a step: forward opens it, and its last bucket ends it, at the end of
+// backward or later. Before that, how buckets are made and rebuilt.
 //
-// Where a schedule leaves buckets in flight at the end of backward, something has to wait for them
-// before their gradients are read; and another reducer of the same parameters may bring gradients
-// in between. Both are here, too. A gradient's way into its bucket is in reducer_backward.cpp, the
-// bucket's in reducer_launch.cpp.
+// This file also has the waits for buckets that a schedule leaves in flight at the end of backward,
+// and the case that another reducer of the same parameters brings gradients in between. A
+// gradient's path to its bucket is in reducer_backward.cpp, the bucket's in reducer_launch.cpp.
 #include "reducer/reducer.h"
 
 #include <ATen/ops/zeros.h>

@@ -1,29 +1,29 @@
 // Reduces gradients while backward produces them: one state machine for the buckets of a step.
 //
-// An iteration begins when forward has ended: it is *open* until every gradient has arrived once
-// and backward has ended. What happens to a gradient: autograd has added it to `parameter.grad`
-// -> the hook brings it into its bucket (the one copy there is; on a device the last one brings
-// all, by one launch: bucket/gradient_copier.h) -> the last one of a bucket makes the bucket ready
-// -> the schedule launches it, sooner or later -> something waits for it. At the end of backward,
-// autograd calls end_of_backward().
+// An iteration begins when forward has ended, and is *open* until every gradient has arrived once
+// and backward has ended. The path of a gradient: autograd adds it to `parameter.grad` -> the hook
+// copies it into its bucket (the only copy; on a device the last gradient of a bucket copies all,
+// by one launch: bucket/gradient_copier.h) -> the last gradient makes the bucket ready -> the
+// schedule launches it, at once or later -> a wait for it. At the end of backward, autograd calls
+// end_of_backward().
 //
 // A backward that finds no open iteration, though the last forward was synchronised, opens one
-// *again*: gradients are added to ones that are averaged already, which averaging keeps. In
-// between, gradients may be missing: a map agrees on which ones any rank has.
+// *again*: its gradients are added to averages, which averaging does not change. Such a backward
+// may miss gradients: ranks then sum a map of the gradients that they have.
 //
-// All this is a bucket's first phase. With a schedule of more phases (phases/phases.h) the
-// iteration goes on through the optimizer's step and the next forward, which ends with all of them
-// over. The step is over when backward has ended and every bucket has left its last phase:
+// All this is a bucket's first phase. With a schedule of several phases (phases/phases.h) the
+// iteration continues through the optimizer's step and the next forward, at whose end all phases
+// are complete. The step ends when backward has ended and every bucket has left its last phase:
 // advance() is the one place where that happens.
 //
 //   reducer.cpp            forward opens a step, and its last bucket ends it; how buckets are made
 //   reducer_backward.cpp   a gradient, from autograd's hook until its bucket is ready
 //   reducer_launch.cpp     a bucket, from its launch to the end of its last phase: LaunchControl
 //
-// Memory: the reducer owns buckets; `parameter.grad` is a part of one from the first gradient on,
-// unless it is the program's own memory, and whatever holds a gradient when its part is filled
-// anew gets a copy. Where only parts of averages are kept, buckets lend each other their memory,
-// and `parameter.grad` must not be read. After the first iteration nothing is allocated here.
+// Memory: the reducer owns buckets. `parameter.grad` is a part of one from the first gradient on,
+// unless it is the program's own memory; tensors that hold a gradient when its part is filled again
+// get a copy. If only parts of averages are kept, buckets lend each other their memory, and
+// `parameter.grad` must not be read. After the first iteration nothing is allocated here.
 // Threads: forward and backward of one model run one after the other; hooks come on the thread
 // that runs backward, without the GIL, and no lock is taken. When a rank dies: start() or wait() of
 // its communicator throws, with the bucket's name in front; the iteration stays open and the next
@@ -68,7 +68,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
     std::string model;        // its name in messages
     std::string advice;       // about a Mismatch, appended to it
   };
-  // What needs the Python interpreter, whose lock none of this holds.
+  // Callbacks that need the Python interpreter. The reducer does not hold the GIL.
   struct Callbacks {
     // Called in a catch block: throws what autograd carries to Python as the right class.
     std::function<void()> raise;

@@ -1,7 +1,6 @@
-// The path of a gradient, from autograd's hook to the end of backward. What happens for every
-// gradient comes first, what happens for every backward follows, and then gradients that arrive
-// never, or more than once: unused parameters, those of a static graph, and those of a rank that
-// has no inputs any more.
+// The path of a gradient, from autograd's hook to the end of backward. The code for every gradient
+// comes first, then the code for every backward, then that for gradients that arrive never or more
+// than once: unused parameters, static graphs, and ranks that have run out of inputs.
 #include <ATen/core/grad_mode.h>
 #include <c10/util/ScopeExit.h>
 #include <torch/csrc/autograd/engine.h>

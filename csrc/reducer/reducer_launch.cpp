@@ -1,20 +1,20 @@
-// The way of a bucket, and what a schedule's calls on LaunchControl come to: it is launched in the
-// order that all ranks have, waited for, and its gradients are handed out. Where the schedule has
-// more phases than one (phases/phases.h), the bucket goes on from there:
+// The path of a bucket, and the implementation of LaunchControl: a bucket is launched in the common
+// order of the ranks, awaited, and its gradients are handed out. If the schedule has several phases
+// (phases/phases.h), the bucket continues from there:
 //
 //   backward         first phases, in the background
 //   update_steps()   the optimizer has recorded its step; zero1 updates and gathers
 //   forward          each module waits for what it needs, by the schedule's forward_begin
-//   end of forward   whatever is left
+//   end of forward   all remaining phases
 //
-// A program that leaves out the step ends the phases where the update would have been.
+// If the program skips the step, the phases end where the update would have been.
 //
-// Where buckets lend each other their memory (bucket/flat_memory.h), the launch of a bucket waits
-// for the one that had its memory before, which every rank has launched before, so ranks that
-// launch in one order never wait in a circle. The wait has the deadline and the errors of every
-// wait for a bucket.
+// If buckets lend each other their memory (bucket/flat_memory.h), the launch of a bucket waits for
+// the one that used its memory before. Every rank has launched that one earlier, so ranks that
+// launch in the same order cannot deadlock. The wait has the same deadline and errors as any wait
+// for a bucket.
 //
-// What opens and ends the step around this is in reducer.cpp.
+// reducer.cpp opens and ends the step around this.
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/util/ScopeExit.h>

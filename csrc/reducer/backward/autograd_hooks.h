@@ -1,13 +1,13 @@
-// What autograd tells the reducer, by hooks on nodes of its graph.
+// Hooks on autograd's graph, through which the reducer learns of gradients.
 //
 // `GradientHooks` are on the nodes that add a gradient to `parameter.grad` (AccumulateGrad). A
 // parameter holds its node only weakly, so the hooks keep theirs. A hook runs after the gradient
 // was added, on the thread that runs backward, without the GIL.
 //
-// `OutputHooks` tell whether the backward that runs goes through what a synchronised forward
-// returned, by a hook on the nodes that made it. These hooks live as long as the graph, so they
-// share nothing but a number with the object, which may be gone before. Threads: has_passed() and
-// the hooks by those that run backward.
+// `OutputHooks` tell whether the running backward passes through the outputs of a synchronised
+// forward, by hooks on the nodes that made these. The hooks live as long as the graph and may
+// outlive the object, so they share only a number with it. Threads: those that run backward call
+// has_passed() and the hooks.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,10 +1,10 @@
-// How often each gradient comes per backward, recorded once for graphs that never change.
+// How often each gradient arrives per backward, recorded once for graphs that never change.
 //
-// A parameter may be used by several runs of autograd within one backward (activation
-// checkpointing that is re-entrant, or done twice): its gradient is complete with the last of them.
-// The first iteration counts; it cannot know what is the last, so everything is sent at its end.
-// Later ones send a bucket as soon as its gradients came that often. Only counters: no memory is
-// taken after the first iteration. Belongs to the thread that runs backward.
+// A parameter may be used by several runs of autograd within one backward (re-entrant or repeated
+// activation checkpointing): its gradient is complete after the last of them. The first iteration
+// counts; it cannot know which run is the last, so it sends all buckets at its end. Later
+// iterations send a bucket as soon as its gradients have arrived that often. Nothing is allocated
+// after the first iteration. Belongs to the thread that runs backward.
 #pragma once
 
 #include <algorithm>

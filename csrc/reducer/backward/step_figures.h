@@ -1,4 +1,4 @@
-// What is computed from the records of steps: sums for the monitor, and samples for torch's logger.
+// Figures from the records of steps: sums for the monitor, and samples for torch's logger.
 //
 // Belongs to the thread that runs forward and backward; after the first step nothing is allocated.
 #pragma once

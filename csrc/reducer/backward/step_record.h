@@ -1,10 +1,10 @@
-// When the parts of a step happened: one record, which the reducer writes and everything that tells
-// of steps reads: sums and samples (step_figures.h), traces (step_trace.h), the report of buckets,
-// and the times by which buckets are planned anew.
+// The times of a step's parts: one record, written by the reducer. Its readers are the sums and
+// samples (step_figures.h), traces (step_trace.h), the report of buckets, and the code that
+// rebuilds buckets by measured times.
 //
-// Moments are those of CLOCK_MONOTONIC, and of the step that runs: the next one overwrites them as
-// it comes by. Memory: an entry per bucket and per gradient, made with the buckets. Belongs to the
-// thread that runs forward and backward, so no lock is taken.
+// Times are of CLOCK_MONOTONIC and of the current step; the next step overwrites them one by one.
+// Memory: an entry per bucket and per gradient, made with the buckets. Belongs to the thread that
+// runs forward and backward, so no lock is taken.
 #pragma once
 
 #include <cstddef>

@@ -1,8 +1,8 @@
-// The record of a step as a trace shows it: moments of gradients and buckets, and the spans in
-// which a step computes; in torch's profiler, the time in flight of each bucket.
+// A step's record in traces: the times of gradients and buckets, and the spans in which a step
+// computes; in torch's profiler, the time in flight of each bucket.
 //
-// Events are added as the reducer records them and not at the end of the step: on a device a moment
-// belongs to what its stream does then, and a run that ends within a step has left what it got to.
+// Events are added as the reducer records them, not at the end of the step: on a device a moment is
+// a position in the stream, and a run that ends within a step keeps its events up to there.
 // Belongs to the thread of forward and backward.
 #pragma once
 

@@ -1,7 +1,7 @@
-// Which gradients any rank has: a map that ranks add up, where gradients may be missing.
+// How many ranks have each gradient: a map that ranks sum if gradients may be missing.
 //
-// Memory: a number per gradient, here and where collectives reach it. Belongs to the thread of
-// forward and backward. When a rank dies: agree() throws, as the wait for a bucket.
+// Memory: a number per gradient, here and in memory for collectives. Belongs to the thread of
+// forward and backward. When a rank dies: agree() throws, like the wait for a bucket.
 #pragma once
 
 #include <ATen/core/Tensor.h>

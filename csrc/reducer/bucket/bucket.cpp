@@ -1,4 +1,4 @@
-// Laying out buckets, and the one copy that a gradient costs.
+// The layout of buckets, and the one copy that each gradient needs.
 #include "reducer/bucket/bucket.h"
 
 #include <ATen/Parallel.h>
@@ -108,7 +108,7 @@ void warn_of_graph(const at::Tensor& grad) {
     TORCH_WARN_ONCE(
         "backward(create_graph=True) with DataParallel: gradients are averaged as numbers, and "
         "derivatives of them end there. For higher derivatives over ranks, use "
-        "torch.autograd.grad, whose results nobody averages, and average them");
+        "torch.autograd.grad, whose results are not averaged, and average them yourself");
   }
 }
 

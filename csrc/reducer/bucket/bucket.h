@@ -1,15 +1,15 @@
-// Memory of gradients that travel together, and how far they have come.
+// A bucket: the memory of gradients that are sent together, and their progress.
 //
-// A bucket is one flat tensor. Each of its gradients has a part of it, laid out as its parameter
-// is, so that `parameter.grad` can be that part and optimizers find strides that match. What
-// travels is that tensor or, when it is asked for in a narrower type, a second one. The counters
-// belong to the thread that runs backward.
+// A bucket is one flat tensor. Each of its gradients has a part of it, with the strides of its
+// parameter, so `parameter.grad` can be that part and optimizers find the strides they expect. The
+// bucket is sent from that tensor, or from a second one if it is sent in a narrower type. The
+// counters belong to the thread that runs backward.
 //
 // The program never gets `Gradient::part` itself. A tensor that autograd has made for
 // `parameter.grad` is moved onto the part's storage and stays the object it was, so whatever the
 // program does to that object (`.data = x`, `set_`, `resize_`) leaves the part as it is, and the
-// number of references to the storage says whether anybody still holds the last gradient. Where a
-// gradient lies is judged by its address alone.
+// number of references to the storage tells whether the last gradient is still held. The place of a
+// gradient is judged by its address alone.
 #pragma once
 
 #include <ATen/core/Tensor.h>

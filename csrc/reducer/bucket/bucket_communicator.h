@@ -1,4 +1,4 @@
-// What the reducer needs from a network: all-reduces of whole buckets, or both halves of them, by
+// The interface between the reducer and the network: all-reduces of buckets, or their halves, by
 // slot.
 //
 // A slot holds one operation in flight; the reducer uses one per bucket, so that starting
@@ -6,8 +6,8 @@
 // knows where an all-reduce is cheapest (an arena that the peers map, a device).
 //
 // Threads: all calls come from the thread that runs backward, or from forward, never from two at
-// once. No lock of Python is held. start() must not wait for other ranks; wait() may, with a
-// deadline of its own, and throws what went wrong.
+// once, and without the GIL. start() must not wait for other ranks; wait() may, with a deadline of
+// its own, and throws on failure.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,5 +1,5 @@
-// A bucket becomes one all-reduce of the core, or half of one, in place. Operations are driven by
-// the progress thread or by a thread that waits; tensors over the memory of buckets keep it.
+// A bucket becomes one in-place all-reduce of the core, or half of one. The progress thread or a
+// waiting thread advances operations. Tensors over a bucket's memory keep it alive.
 #include "reducer/bucket/bucket_communicator_native.h"
 
 #include <algorithm>

@@ -1,22 +1,22 @@
-// Flat memory that buckets have side by side, or one after the other.
+// Flat memory that buckets share: adjacent in one allocation, or the same memory in turn.
 //
-// Neighbours may travel as one operation. Where a schedule may ask for that, buckets of one type
-// are cut from one piece of memory, in the order of their numbers, so that neighbours are one range
-// of bytes and nothing is copied. A bucket whose memory has moved since (numpy holds its last
-// gradients) or that travels in a narrower type lies elsewhere: then the first bucket of the range
-// keeps a buffer, allocated at its first use, and the bytes are copied there and back. Which of the
-// two it is may differ between ranks; what travels is the same.
+// Neighbours may be sent as one operation. If a schedule may do that, buckets of one type are cut
+// from one allocation, in the order of their numbers, so that neighbours are one range of bytes and
+// nothing is copied. A bucket whose memory has moved (numpy holds its last gradients) or that is
+// sent in a narrower type lies elsewhere: then the first bucket of the range keeps a buffer,
+// allocated at its first use, and the bytes are copied there and back. Ranks may differ in this;
+// the bytes they send are the same.
 //
-// Where each rank keeps its part of the averages only, buckets lend each other their memory. A
-// bucket needs all of it from its launch until its reduce_scatter is over; what stays is this
-// rank's part, in `Bucket::kept`. So the bucket that is launched as number n + k can have the
-// memory of the one that was launched as number n: with k buckets in flight at most, whole
-// gradients take the memory of k buckets, however large the model is. The reducer waits
-// for the bucket before when it launches the next one: Reducer::make_room().
+// If each rank keeps only its part of the averages, buckets lend each other their memory. A bucket
+// needs whole gradients from its launch until its reduce_scatter is complete; then only this rank's
+// part remains, in `Bucket::kept`. So the bucket launched as number n + k can use the memory of the
+// one launched as number n: with at most k buckets in flight, whole gradients take the memory of k
+// buckets, regardless of the model's size. Before a launch the reducer waits for the bucket that
+// used the memory before: Reducer::make_room().
 //
-// Memory: `Bucket::joined` of the first bucket keeps what travels until the buckets are made anew;
-// lent memory is k flat tensors for each type, owned by the buckets that share them. Threads: that
-// of backward.
+// Memory: `Bucket::joined` of the first bucket keeps the buffer until the buckets are rebuilt; lent
+// memory is k flat tensors for each type, owned by the buckets that share them. Threads: that of
+// backward.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,19 +1,19 @@
-// How gradients come into what travels, results back out of it, and whose memory a gradient is.
+// Copies gradients into buckets and results back, and decides which memory a gradient has.
 //
-// Where the communicator copies together (on a device), nothing is copied as gradients come: when
-// the last one of a bucket is there, one launch brings all of them, cast on the way when the bucket
-// travels in a narrower type. Fresh tensors of autograd are let go right after the launch: memory
-// that is freed into the stream that reads it is not written before. Gradients that lie otherwise
-// than their parameter (sparse ones, other strides) are copied alone, as everywhere else.
+// On a device nothing is copied as gradients arrive: when a bucket has its last gradient, one
+// launch copies all of them, with a cast if the bucket is sent in a narrower type. Fresh tensors of
+// autograd are released right after the launch: freed memory is reused in the order of the stream
+// that reads it. Gradients whose layout differs from their parameter's (sparse, other strides) are
+// copied one by one, as on the host.
 //
-// In a narrower type, `parameter.grad` is replaced when the bucket is sent and not before: until
-// then autograd may add to it, and its part of the bucket has no numbers of this backward.
+// In a narrower type, `parameter.grad` is replaced only when the bucket is sent: until then
+// autograd may add to it, and its part of the bucket has no values of this backward.
 //
-// A gradient's memory is the bucket's, its own where something kept it, or the program's. Before a
-// part of a bucket is filled anew, what still holds the last gradient, or a view of it, is left
-// with its numbers: the storage that they share gets a copy, and the part a storage of its own. A
-// numpy array has an address and no storage; for it, the bucket goes elsewhere. Plain steps hold
-// nothing, and pay for looking at a reference count. A gradient in memory of the program's stays
+// A gradient's memory is the bucket's, its own if it was kept, or the program's. Before a part of a
+// bucket is filled again, tensors that still hold the last gradient, or a view of it, keep its
+// values: their shared storage gets a copy, and the part a new storage. A numpy array has an
+// address but no storage; for it, the bucket moves to new memory. In plain steps no gradient is
+// held, and the cost is a check of a reference count. A gradient in the program's memory stays
 // there, and results are copied to it.
 //
 // Threads: that of forward and backward. After the first iteration nothing is allocated here.
@@ -102,7 +102,7 @@ class GradientCopier {
   double scale_ = 1;
   std::optional<at::ScalarType> narrow_type_;
   const at::Tensor* incoming_ = nullptr;
-  std::vector<FlatGradient> copied_;  // of one launch, and whose they are
+  std::vector<FlatGradient> copied_;  // of one launch, and their owners
   std::vector<size_t> copied_of_;
   Counts counts_;
 };

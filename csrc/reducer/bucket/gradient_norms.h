@@ -1,10 +1,10 @@
-// Squared norms of the gradients of one backward: of those that each rank sends, averaged over the
-// ranks, and of their mean. From both follows how noisy a gradient is (dpcore/ddp/noise_scale.py).
+// Squared norms of the gradients of one backward: those of each rank's gradients, averaged over the
+// ranks, and that of their mean. Both give the noise of a gradient (dpcore/ddp/noise_scale.py).
 //
-// Each bucket is read once when it is sent and once when its mean is there. The ranks' own norms
-// are averaged by an operation of two numbers, which is launched behind the last bucket. Sums stay
-// on the device of the gradients, so nothing waits for a device here. Threads: those of the
-// reducer. When a rank dies: finish() throws like the wait for a bucket.
+// Each bucket is read once when it is sent and once when it is averaged. The ranks' own norms are
+// averaged by an operation of two numbers, which is launched after the last bucket. Sums stay on
+// the device of the gradients, so no thread waits for a device here. Threads: those of the reducer.
+// When a rank dies: finish() throws like the wait for a bucket.
 #pragma once
 
 #include <ATen/core/Tensor.h>

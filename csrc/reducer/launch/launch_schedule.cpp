@@ -1,4 +1,4 @@
-// The schedules that come with dpcore, each a few lines.
+// dpcore's own schedules, each a few lines.
 #include "reducer/launch/launch_schedule.h"
 
 #include <array>

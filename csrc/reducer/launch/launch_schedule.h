@@ -1,21 +1,21 @@
-// When buckets are sent, and where they are waited for: the part of data parallel training that
-// people want to replace.
+// Launch schedules decide when buckets are sent and where they are awaited: the part of data
+// parallel training that users most often want to replace.
 //
-// The reducer tells a schedule what happens (a gradient is there, a bucket is ready, a bucket is
+// The reducer sends a schedule events (a gradient is ready, a bucket is ready, a bucket is
 // averaged, backward has ended, a module's forward begins, an optimizer is about to step); the
-// schedule answers by calls on LaunchControl. It decides how buckets are made, in which order they
-// are launched, with which priority, which thread drives them, and where to wait. It moves no byte
-// itself. What it leaves in flight at the end of backward is waited for there, or, when it listens
-// to optimizer_step, by the next optimizer, or where the program uses a gradient before that.
+// schedule answers by calls on LaunchControl. It decides the sizes of buckets, their order and
+// priority, the thread that advances them, and where to wait. It moves no bytes itself. Buckets
+// that it leaves in flight are awaited at the end of backward, or, if it listens to optimizer_step,
+// by the next optimizer or the first earlier use of a gradient.
 //
-// Where a bucket has more phases than one, it goes on from there: launch() is then of its next
-// phase, and wait() for the current one. Phases are launched in backward, at its end and in
-// optimizer_step, in an order that is the same on all ranks; branches of forward may differ, so
-// forward_begin may only wait and update. An all_gather of gradients that is launched at the end of
-// backward follows its reduce_scatter by itself; wait() is then for both.
+// A bucket with several phases continues from there: launch() starts its next phase, and wait()
+// waits for the current one. Phases are launched in backward, at its end and in optimizer_step, in
+// the same order on all ranks; branches of forward may differ, so forward_begin may only wait and
+// update. An all_gather of gradients that is launched at the end of backward starts when its
+// reduce_scatter is complete; wait() then waits for both.
 //
-// Whatever order gradients arrive in, ranks launch in the same order: launch() of a bucket whose
-// predecessors in order() have not been launched yet is remembered and done after them.
+// Ranks launch in the same order even if gradients arrive in different ones: launch() of a bucket
+// whose predecessors in order() are not launched yet is remembered and done after them.
 //
 // Threads: events come from the thread that runs forward or backward, one at a time.
 #pragma once

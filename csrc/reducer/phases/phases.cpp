@@ -1,4 +1,4 @@
-// The four lists of phases that make sense, by name. See phases.h.
+// The four valid lists of phases, by name. See phases.h.
 #include "reducer/phases/phases.h"
 
 #include <array>

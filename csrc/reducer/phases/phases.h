@@ -1,17 +1,17 @@
 // The phases of a bucket, from the gradients of one backward to the parameters that the next
-// forward reads, and which phase each bucket is in. Schedules differ only in where `update` stands
-// and in what waits where.
+// forward reads, and the current phase of each bucket. Schedules differ only in the position of
+// `update` and in where they wait.
 //
 //   all_reduce                             averages in `parameter.grad`; the program steps
-//   all_reduce, update                     the same, each bucket's step where forward needs it
+//   all_reduce, update                     the same, each bucket's step when forward needs it
 //   reduce_scatter, all_gather, update     an all-reduce in halves: the second under forward
 //   reduce_scatter, update, all_gather     each rank steps its part, and parameters are gathered
 //
 // The first phase runs in backward; the others follow, bucket by bucket. A rank's part is the
 // bucket's flat memory over the number of ranks, so that memory is padded for it.
 //
-// No bytes are moved here: the reducer starts operations, waits for them and moves buckets on.
-// After buckets have been made, nothing is allocated. Threads: that of forward and backward.
+// This code moves no bytes: the reducer starts operations, waits for them and advances buckets.
+// Nothing is allocated after the buckets are made. Threads: that of forward and backward.
 #pragma once
 
 #include <cstddef>

@@ -1,12 +1,12 @@
-// Which gradients travel together: a pure function, with a twin in dpcore/reference/buckets.py.
+// Puts gradients into buckets: a pure function, with a twin in dpcore/reference/buckets.py.
 //
 // Gradients are taken in the order in which they are expected to arrive. Those of one kind (dtype
-// and device) fill a bucket, which closes once it holds as many bytes as its cap: torch DDP cuts
-// at the same places. Buckets are numbered by their last gradient, which is the moment they can be
-// sent: launching them by number makes no bucket wait for one that is complete later.
+// and device) fill a bucket, which closes once it holds as many bytes as its cap, as in torch DDP.
+// Buckets are numbered in the order of their last gradients, the order in which they become ready:
+// launched by number, no bucket waits for one that is ready later.
 //
-// A gradient is never cut in two. It arrives as a whole, so its halves would be ready at the same
-// moment, and operations of the core let an urgent one overtake every 256 KiB anyway.
+// A gradient is never split. It arrives as a whole, so its halves would be ready at the same time,
+// and an urgent operation of the core can overtake another every 256 KiB anyway.
 #pragma once
 
 #include <cstddef>
