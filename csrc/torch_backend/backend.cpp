@@ -1,4 +1,4 @@
-// Life, memory, groups and the end.
+// Construction, memory, groups and shutdown of the backend.
 #include "torch_backend/backend.h"
 
 #include <ATen/ops/empty.h>
@@ -13,7 +13,7 @@
 namespace dpcore {
 namespace {
 
-// Memory of the arena for whoever asks torch for the backend's allocator.
+// The backend's allocator for torch: it gives memory of the arena.
 class ArenaAllocator final : public c10::Allocator {
  public:
   explicit ArenaAllocator(std::shared_ptr<Communicator> communicator)

@@ -1,17 +1,17 @@
 // The torch.distributed backend "dpcore": torch's calls as requests of the core.
 //
-// Every group of torch has a communicator of its own (dpcore/comm/launch/torch_backend.py makes it
-// through the group's store), and others for tensors on GPUs beside it (device_side.h). torch has
-// one backend of a name for all devices, so the tensors of a call decide where it goes. On the host
-// a synchronous call runs on the caller's thread from top to bottom; an asynchronous one is
-// submitted and returns a TorchWork. On a device a call is work in a stream (device_work.h). The
-// core compares what the ranks ask for, so different shapes, types, operators or calls are a
-// Mismatch.
+// Every group of torch has its own communicator (dpcore/comm/launch/torch_backend.py makes it
+// through the group's store), and others for tensors on GPUs (device_side.h). torch has one backend
+// of a name for all devices, so the device of its tensors decides where a call goes. On the host a
+// synchronous call runs on the caller's thread from start to end; an asynchronous one is submitted
+// and returns a TorchWork. On a device a call is work in a stream (device_work.h). The core
+// compares the ranks' arguments, so different shapes, types, operators or calls are a Mismatch.
 //
-// Files: backend.cpp life and memory; backend_call.cpp the way of a call; backend_batch.cpp calls
-// that torch wants to be one; backend_whole.cpp collectives on one shape; backend_parts.cpp those
-// with a part per rank; backend_exchange.cpp all_to_all; backend_messages.cpp send and receive;
-// backend_sparse.cpp all-reduce of sparse tensors; backend_monitored.cpp the monitored barrier.
+// Files: backend.cpp construction and memory; backend_call.cpp the path of a call;
+// backend_batch.cpp coalesced calls; backend_whole.cpp collectives on one shape; backend_parts.cpp
+// those with a part per rank; backend_exchange.cpp all_to_all; backend_messages.cpp send and
+// receive; backend_sparse.cpp all-reduce of sparse tensors; backend_monitored.cpp the monitored
+// barrier.
 //
 // Threads: as torch's groups, any thread may call, and all ranks must order calls alike.
 #pragma once
@@ -186,7 +186,7 @@ class TorchBackend final : public c10d::Backend {
   FlightLog::Ranks ranks_;  // of this group, numbered as in the job
   DeviceSide devices_;
   std::mutex batches_mutex_;
-  std::map<std::thread::id, std::unique_ptr<Batch>> batches_;  // by who opened it
+  std::map<std::thread::id, std::unique_ptr<Batch>> batches_;  // by opening thread
   std::atomic<uint64_t> collectives_{0};
   std::atomic<uint64_t> messages_{0};
   std::atomic<uint64_t> monitored_{0};

@@ -1,9 +1,9 @@
-// Calls between startCoalescing() and endCoalescing(), which torch wants to be one: its
+// Calls between startCoalescing() and endCoalescing(), which act as one: torch's
 // batch_isend_irecv, where a rank's send and receive must not wait for each other.
 //
-// Collectives start when they come, asynchronously: ordering them is all that is asked for.
-// Messages on a device wait for the end of the batch, then travel at the same time. Those on the
-// host do so anyway. A batch belongs to the thread that opened it; others go their usual way.
+// Collectives start at once, asynchronously, since they only need to keep their order. Messages on
+// a device wait for the end of the batch, then travel at the same time; those on the host always
+// do. A batch belongs to the thread that opened it and does not affect calls of other threads.
 #include <ATen/core/ivalue.h>
 
 #include <algorithm>

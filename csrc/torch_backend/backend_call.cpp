@@ -1,4 +1,4 @@
-// The way of a call: it gets a number and an entry in the flight log, then its requests run, are
+// The path of a call: it gets a number and an entry in the flight log, then its requests run, are
 // submitted, or go into the stream of a device.
 #include "comm/base/error.h"
 #include "torch_backend/backend.h"

@@ -1,9 +1,9 @@
-// The barrier that says who did not come, without breaking anything: it goes through the group's
-// store, so it works beside operations that hang, and may fail without the communicator failing.
+// The monitored barrier, which names the ranks that did not come. It uses the group's store, so it
+// works beside operations that hang, and its failure does not fail the communicator.
 //
-// Every rank writes a key; rank 0 looks until all are there or its time is over, and writes the
-// outcome for the others. Thousands of times slower than barrier(), whose Timeout names the late
-// ranks as well.
+// Every rank writes a key. Rank 0 polls until all keys exist or its time is over, and writes the
+// outcome for the others. This is thousands of times slower than barrier(), whose Timeout also
+// names the late ranks.
 #include <chrono>
 #include <string>
 #include <thread>

@@ -1,9 +1,9 @@
-// All-reduce of sparse tensors: ranks hold different numbers of entries, so each tells how many,
-// then everybody gathers all indices and values and adds the tensors in the order of the ranks.
+// All-reduce of sparse tensors. Ranks hold different numbers of entries, so they first exchange
+// these; then each gathers all indices and values and adds the tensors in the order of the ranks.
 //
-// Runs on the caller's thread to its end, also when it was asked for asynchronously: it is three
-// operations of which the later ones depend on the first. How many entries there are is told on the
-// host, also for tensors on a device, since memory depends on it.
+// It runs on the caller's thread to its end, even if the call is asynchronous: of its three
+// operations the later ones depend on the first. The numbers of entries are exchanged on the host,
+// even for tensors on a device, since the sizes of buffers depend on them.
 #include <ATen/ops/_sparse_coo_tensor_unsafe.h>
 #include <ATen/ops/empty.h>
 
@@ -33,7 +33,7 @@ TorchBackend::WorkPtr TorchBackend::allreduce_sparse(Tensors& tensors,
     shape = layout_of({shape, static_cast<uint64_t>(extent)});
   }
 
-  // Everybody's `mine`, one after the other; `parts` elements of each.
+  // All ranks' `mine`, one after the other; `parts` elements of each.
   const auto gather = [&](const at::Tensor& mine, const Parts& parts, bool on_host = false) {
     at::Tensor all = at::empty({static_cast<int64_t>(sum_of(parts))}, mine.options());
     Request request;

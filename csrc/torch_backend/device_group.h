@@ -52,8 +52,8 @@ class DeviceGroup {
 // The same memory, announced to the communicator for as long as the tensor lives.
 at::Tensor registered(StreamCommunicator& communicator, const at::Tensor& memory);
 
-// The allocator gives memory of these tensors to nobody before `stream` has passed this point, also
-// when they are let go of now.
+// Keeps the allocator from reusing memory of these tensors before `stream` has passed this point,
+// even if they are released now.
 void keep_until_passed(const std::vector<at::Tensor>& tensors, const c10::Stream& stream);
 
 }  // namespace dpcore

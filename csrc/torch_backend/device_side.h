@@ -1,12 +1,12 @@
-// A group's communicators for tensors on devices, beside the one that it has on the host.
+// A group's communicators for tensors on devices, beside its communicator on the host.
 //
-// Made when the first operation on a device comes (or at once, when torch was told the device):
-// then all ranks of the group meet on it, so the first operation on a device has to be one in which
-// every rank takes part. Which communicator it becomes: cuda/device_choice.h.
+// One is made at the first operation on a device (or at once, if torch was told the device). All
+// ranks of the group take part in that, so the first operation on a device must be one that every
+// rank calls. cuda/device_choice.h chooses the kind of communicator.
 //
-// Memory: each has a part of the host's communicator for itself, so that a failure on a device and
-// one on the host stay apart. Threads: any, without Python's lock; who comes while another thread
-// makes a communicator waits for it. Communicators live until close().
+// Memory: each has a split of the host's communicator, so a failure on a device does not affect the
+// host, nor the reverse. Threads: any, without the GIL; while one thread makes a communicator,
+// others wait for it. Communicators live until close().
 #pragma once
 
 #include <map>
@@ -48,7 +48,7 @@ class DeviceSide {
     if (auto there = existing(device)) {
       return there;
     }
-    // Whoever makes it asks for signals, for which it needs Python's lock.
+    // The thread that makes it checks for signals, for which it needs the GIL.
     const WithoutPythonLock no_lock;
     const std::lock_guard<std::mutex> one_at_a_time(making_);
     if (auto there = existing(device)) {

@@ -1,4 +1,4 @@
-// See device_work.h for who lets go of what.
+// See device_work.h for when tensors are released.
 #include "torch_backend/device_work.h"
 
 #include <ATen/core/jit_type.h>

@@ -3,18 +3,18 @@
 //
 // wait() makes the caller's current stream wait and returns at once; the host waits only where a
 // time limit is given, and for a barrier. The future is complete as soon as the work is in the
-// stream: it holds an event for its device, so whoever asks it orders its own streams after the
-// result, and callbacks run on streams that do. Errors of other ranks show in isSuccess(),
-// exception() and the next call, since nobody waits for the device.
+// stream: it holds an event for its device, so a caller of its wait() orders its own streams after
+// the result, and callbacks run on such streams. Errors of other ranks show in isSuccess(),
+// exception() and the next call, since no thread waits for the device.
 //
 // Results that have to be copied to where they belong (tensors with gaps, lists that do not lie in
-// a row) are copied at once, by a stream of torch's pool behind the operation.
+// a row) are copied at once, by a stream of torch's pool after the operation.
 //
-// Memory: the tensors are kept until their use by the device is over. When wait() comes in the
-// stream in which the call came, what follows there is ordered after the result, so they go at
-// once, as those of a synchronous call; otherwise when the operation is seen to be complete, or,
-// for a work that is dropped before, by a callback thread then. Never by the thread that watches
-// the device: letting go of a tensor may take Python's lock. Threads: any.
+// Memory: the tensors are kept until the device no longer uses them. If wait() is called in the
+// stream of the call, later work there is ordered after the result, so the tensors are released at
+// once, like those of a synchronous call. Otherwise they are released when the operation is seen to
+// be complete, or, if the work was dropped before, by a callback thread then. The thread that
+// watches the device never releases them, since that may take the GIL. Threads: any.
 #pragma once
 
 #include <c10/core/Event.h>
@@ -69,7 +69,7 @@ class DeviceWork final : public c10d::Work {
   std::vector<at::Tensor> outputs_;
   bool holds_host_ = false;
 
-  // Set by started(), before anybody else has the work; then constant.
+  // Set by started(), before any other thread has the work; then constant.
   DeviceGroup::Work last_;
   DeviceGroup::TorchStream came_in_;
   std::optional<c10::Event> copied_;  // behind the copies, where there are some

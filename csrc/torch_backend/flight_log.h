@@ -1,5 +1,5 @@
-// What torch's flight recorder keeps of other backends: the last operations of this process, with
-// sizes, types and times, for `torchfrtrace`.
+// A flight recorder like torch's: the last operations of this process, with sizes, types and times,
+// for `torchfrtrace`.
 //
 // torch's own recorder is hidden inside its library, so the entries are kept here, in the form
 // that dpcore/comm/launch/torch_backend.py writes out. A ring of TORCH_FR_BUFFER_SIZE entries

@@ -1,4 +1,4 @@
-// Lets go of Python's lock while something may wait for a thread that wants it.
+// Releases the GIL during a wait for a thread that may need it.
 #pragma once
 
 #include <Python.h>

@@ -1,12 +1,12 @@
 // The memory that an operation works on, for tensors as they come from torch.
 //
-// A contiguous tensor is used where it lies. One with gaps, or a lazy conjugate, is copied, and
-// what was written is copied back when the operation is complete. Lists of tensors, one per rank,
-// become one buffer: their own when they lie one after the other, otherwise one in the arena, or of
-// torch's allocator for tensors on a device. There copies are work in the stream that is current.
+// A contiguous tensor is used in place. One with gaps, or a lazy conjugate, is copied, and outputs
+// are copied back when the operation is complete. Lists of tensors, one per rank, become one
+// buffer: their own memory if they lie one after the other, otherwise one in the arena, or of
+// torch's allocator for tensors on a device. There copies are work in the current stream.
 //
-// Keeps every tensor and buffer that it hands out memory of. One thread at a time: first the
-// caller, then whoever completes the operation.
+// Keeps every tensor and buffer whose memory it hands out. One thread at a time: first the caller,
+// then the thread that completes the operation.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,6 +1,6 @@
-// See work.h for who calls what. Without the lock: marking a future, since what users attached runs
-// within that call, and letting go of tensors, since that may take Python's lock, whose holder may
-// be waiting for ours.
+// See work.h for the threads. Two things are done without the lock: marking a future, since that
+// runs the callbacks of users, and releasing tensors, since that may take the GIL, whose holder may
+// be waiting for our lock.
 #include "torch_backend/work.h"
 
 #include <ATen/core/jit_type.h>
@@ -45,7 +45,7 @@ void TorchWork::arrived(c10::intrusive_ptr<TorchWork> self) {
   if (!leave_to_others) {
     self->complete(nullptr);
     if (self.use_count() > 1) {
-      return;  // a waiter, or whoever drops it, lets go of the tensors
+      return;  // a waiter, or the last owner of the work, releases the tensors
     }
   }
   CallbackThreads& callbacks = self->state_->callbacks;
@@ -70,7 +70,7 @@ void TorchWork::complete(std::exception_ptr problem) {
   if (!problem_) {
     try {
       staging_.copy_back();
-    } catch (...) {  // on a thread of ours nobody else would hear of it
+    } catch (...) {  // this may be a thread of ours, without a caller to catch it
       problem_ = std::current_exception();
     }
   }

@@ -1,12 +1,12 @@
 // One call of torch.distributed in flight: one operation of the core, or several for a list of
 // tensors that torch calls coalesced.
 //
-// Who completes it: the thread that completes the last operation calls arrived(), under the
-// engine's progress lock. What is left to do then is settle(), which any thread may do, once:
-// copies back, letting go of the tensors, marking the future. A waiter does it on its own thread;
-// without one, a callback thread if there are copies or a future or nobody else holds the work. The
-// completing thread itself at most notes the end (complete()): it must never wait for Python's
-// lock, which letting go of a tensor may take.
+// Completion: the thread that completes the last operation calls arrived(), under the engine's
+// progress lock. Then settle() remains, once and on any thread: it copies results back, releases
+// the tensors and marks the future. A waiter does it on its own thread; without one, a callback
+// thread does if there are copies or a future, or if nothing else holds the work. The completing
+// thread itself at most records the end (complete()): it must never wait for the GIL, which the
+// release of a tensor may take.
 //
 // Memory: holds the tensors until it is settled, and is held by its operations until then, so
 // dropping it early is safe. Deadlines are those of the operations.
@@ -75,7 +75,7 @@ class TorchWork final : public c10d::Work {
   bool settled_ = false;
   std::exception_ptr problem_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
-  c10::intrusive_ptr<c10::ivalue::Future> future_to_mark_;  // by whoever takes it
+  c10::intrusive_ptr<c10::ivalue::Future> future_to_mark_;  // by the thread that takes it
 };
 
 }  // namespace dpcore
