@@ -1,12 +1,11 @@
-// Which communicator carries a group's operations on devices: NCCL, or our own over mapped memory.
+// Chooses a group's communicator for devices: NCCL, or our own over mapped memory.
 //
-// NCCL wants a GPU for each rank, so that is the choice where every rank has one; ranks that share
-// a GPU get backend="cuda". Whether they share shows by the identity of the hardware, never by
-// numbers: CUDA_VISIBLE_DEVICES gives every process a cuda:0 of its own.
+// NCCL needs a GPU for each rank, so it is chosen if every rank has one; ranks that share a GPU get
+// backend="cuda". Sharing is detected by the hardware's UUID, never by device numbers:
+// CUDA_VISIBLE_DEVICES gives every process a cuda:0 of its own.
 //
-// All ranks tell each other what they have and what they want before anything is made, so all
-// choose alike, and what is wrong on one rank (no GPU, no NCCL, another wish) raises on all of them
-// instead of leaving the others to wait.
+// Before a communicator is made, all ranks exchange what they have and want, so all choose alike. A
+// problem of one rank (no GPU, no NCCL, another request) raises on all of them, so that none waits.
 #pragma once
 
 #include <memory>

@@ -2,8 +2,8 @@
 //
 // Two implementations. On a GPU (device_cuda.cu) a stream is a cudaStream_t. On the host
 // (device_host.h) memory is ordinary and a stream is a thread: there communicators for GPUs run
-// without one, with the same ordering as on one, which is what tests and the thread sanitizer look
-// at. No code above this file knows which of the two it has.
+// without a GPU, with the same ordering, which tests and the thread sanitizer check. No code above
+// this file depends on which of the two it has.
 //
 // Memory: streams, events and allocations belong to the code that made them, until the device is
 // gone. Threads: any thread may call while it has a DeviceGuard; has_happened(), is_capturing(),

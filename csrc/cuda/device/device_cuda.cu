@@ -66,7 +66,7 @@ class CudaDevice final : public Device {
           "cudaStreamCreateWithPriority");
     return stream;
   }
-  // Returns at once; CUDA lets go of the stream when its work is done. Errors have no one to tell.
+  // Returns at once; CUDA frees the stream when its work is done. Errors are ignored.
   void destroy_stream(Stream stream) override {
     Driver::ignore(cudaStreamDestroy(as_stream(stream)));
   }

@@ -1,11 +1,11 @@
-// When things happened on a device, on the clock of the host: what dpcore.trace shows of it.
+// The times of work on a device, on the clock of the host, for dpcore.trace.
 //
-// The host puts work into streams and goes on; when it runs is known to the device alone. While
-// a trace is recorded, a span of work gets a timed event before it and one behind it, and a stream
-// that waits for the work's end one where it begins to wait: from there to the end it stands
-// still, which is what "exposed" means on a device. A device counts time from nowhere: one event
-// whose moment the host has seen (the zero) says where on the host's clock its times lie. Clocks
-// drift apart, so short traces are exact ones.
+// The host puts work into streams and continues; only the device knows when it runs. While a trace
+// is recorded, a span of work has a timed event before and after it, and a stream that waits for
+// the work has one where the wait begins: from there to the end of the work it is idle, which is
+// called "exposed" on a device. A device's times have no origin, so one event whose time the host
+// has seen (the zero) maps them to the host's clock. The clocks drift apart, so short traces are
+// more exact.
 //
 // Memory: events are made as they are needed, up to the capacity, and used again; the oldest spans
 // are overwritten and counted. Threads: any may add; a mutex, which no thread takes unless a

@@ -1,4 +1,4 @@
-// How ranks of a host get to memory of each other's devices: which of the ways that there are.
+// Chooses how ranks of a host access memory of each other's devices.
 //
 //   descriptor  physical memory behind a file descriptor that is handed over like the host's arena:
 //               it lives as long as a rank has it mapped, so no other can pull it away (CUDA: VMM)

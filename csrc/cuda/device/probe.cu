@@ -1,5 +1,5 @@
-// What of CUDA works on this machine, tried in the order in which it can be missing: a driver, one
-// new enough for the runtime that we carry, a device, code for that device.
+// Tries the parts of CUDA in the order in which they can be missing: a driver, one new enough for
+// our runtime, a device, code for that device.
 #include <cuda_runtime.h>
 
 #include "cuda/device/probe.h"

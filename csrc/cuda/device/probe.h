@@ -1,5 +1,5 @@
-// Which part of CUDA this machine has: the question to ask before any other call into CUDA, and
-// the answer to show to a user who asked for a GPU and cannot have one.
+// Probes which parts of CUDA this machine has. To be called before any other call into CUDA; the
+// result explains to a user why a GPU is not available.
 //
 // No CUDA header is included here, so that files compiled without nvcc can read it.
 #pragma once

@@ -1,12 +1,11 @@
-// How a kernel works on memory that other ranks reach too: the functions that every worker of it
+// How a kernel works on memory that other ranks also access: the functions that every worker of it
 // runs, on the GPU and, for tests and for devices of the host, as ordinary code.
 //
-// Two policies. StreamOrder: the stream has waited for the others before the kernel begins and
-// tells them behind it; the kernel only checks whether the communicator was given up, and then
-// touches nothing. It waits for no other kernel, so ranks can take turns on one GPU.
-// InKernelBarrier: the kernel itself waits, for GPUs of their own: each block of it has a barrier
-// with the blocks of the same index on all ranks, before it works and behind it, and there is
-// nothing else on the way.
+// There are two policies. StreamOrder: the stream waits for the other ranks before the kernel and
+// signals them after it. The kernel only checks whether the communicator was given up, and then
+// touches nothing. It waits for no other kernel, so ranks can share a GPU. InKernelBarrier: the
+// kernel itself waits, if each rank has its own GPU: each block has a barrier with the blocks of
+// the same index on all ranks, before and after its work, and no other synchronisation is needed.
 //
 // A barrier. Every rank has a signal pad in the memory of its device. To arrive, a block writes its
 // number of this barrier on the pads of all others (release, for the whole system: what its kernel
@@ -15,9 +14,9 @@
 // compared around 2^32. They are counted on the pad itself: a captured graph has new numbers at
 // each replay.
 //
-// A wait ends when the other comes, when the host gives up (a word on the host that is looked at
-// now and then, being far), or when patience ends: then the kernel says which rank is late in
-// another word, gives up by itself, and all work on this pad behind it does nothing.
+// A wait ends when the other block arrives, when the host gives up (a word on the host, which is
+// slow to read and so checked seldom), or when patience ends: then the kernel writes the late rank
+// to another word and gives up, and all later work on this pad does nothing.
 //
 // Memory: the pad is its rank's, written by the kernels of its peers; the two words lie in the
 // rank's page of flags on the host. Blocks of one kernel must be able to run at the same time as
@@ -56,7 +55,7 @@ struct SignalPad {
   HostAnswer answer;                // the own rank's
 };
 
-// Of `late`: for whom a kernel waits, as it says when that takes long. 0: no rank.
+// The word `late`: the rank for which a kernel has waited long. 0: none.
 struct LatePeer {
   static DPCORE_BOTH uint32_t of(int peer, int block) {
     return static_cast<uint32_t>(block) << 8 | static_cast<uint32_t>(peer + 1);
@@ -187,7 +186,7 @@ struct StreamOrder {
 
 struct InKernelBarrier {
   static constexpr uint32_t kPolls = 64;            // at the pad, between two at the host's words
-  static constexpr uint64_t kPartBeforeSaying = 4;  // of the patience, for whom it waits
+  static constexpr uint64_t kPartBeforeSaying = 4;  // it names the late rank after 1/4 of patience
 
   static DPCORE_BOTH bool arrives(const ShareSync& sync, int peer, int block, uint32_t number,
                                   uint64_t begin) {

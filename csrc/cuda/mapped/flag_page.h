@@ -1,5 +1,5 @@
-// The words on the host by which a rank's stream and its kernels speak with those of its peers: one
-// page per rank, in the host's arena, which all devices of the host can see.
+// The words on the host by which a rank's stream and kernels synchronise with those of its peers:
+// one page per rank, in the host's arena, which all devices of the host can access.
 //
 // Every word has one writer while all is well, the page's owner (its streams and kernels), and one
 // reader besides it. When the communicator fails, a rank raises words of others that only its own
@@ -21,7 +21,7 @@ struct FlagPage {
   Line taken[kBarrierRanks];    // by peer: fragments taken out of its mailbox
   Line arrived[kBarrierRanks];  // by peer: barriers that this rank has come to
   Line given_up;                // not 0: nothing of this rank touches others' memory any more
-  Line late;                    // for whom a kernel waits long (LatePeer)
+  Line late;                    // the rank a kernel waits for (LatePeer)
 };
 
 inline constexpr size_t kFlagAlignment = 4096;

@@ -15,8 +15,8 @@
 // lives as long as any rank has it mapped. The page of flags lies in the host's arena, and outlives
 // the communicator when peers may still write to it.
 //
-// When a rank is gone its flags are never raised. The thread that finds that out says that nothing
-// may be touched any more and raises those that this rank waits for (let_pass), and the thread that
+// When a rank is gone its flags are never raised. The thread that notices forbids further access to
+// peers' memory and raises the flags that this rank waits for (let_pass), and the thread that
 // looks after the stream (stream_watch.h) does so again and again until it has passed: what it
 // copies from there on is garbage in memory of a communicator that raises at every call, and
 // nothing is written to others. None of it waits for a thread that is in a call: that may be

@@ -1,10 +1,10 @@
 // The barrier of a communicator's ranks in the order of their streams, so that one may read what
 // another has written: in the streams, or in the kernels themselves (share_sync.h).
 //
-//   stream   every rank raises a flag for each other and waits for theirs by stream memory
+//   stream   every rank raises a flag for each peer and waits for theirs by stream memory
 //            operations; kernels are short and never wait. Ranks may share a GPU.
-//   fused    a kernel waits for its counterparts before and behind its work. For GPUs of their
-//            own: a kernel that waits keeps its GPU from the others.
+//   fused    a kernel waits for its counterparts before and after its work. Each rank needs its own
+//            GPU: a waiting kernel keeps its GPU from the others.
 //
 // Memory: pages of flags and signal pads belong to the communicator. Threads: the one that holds
 // the communicator's lock; give_up, let_pass and what only asks by any.
@@ -57,7 +57,7 @@ class RankBarrier {
   void give_up();
   // Lets this rank's stream pass where it waits now; again and again until it has passed.
   virtual void let_pass() {}
-  // For whom a kernel has waited long, or -1; and whether it gave up.
+  // The rank for which a kernel has waited long, or -1; and whether it gave up.
   int late_peer() const;
   bool gave_up() const;
 

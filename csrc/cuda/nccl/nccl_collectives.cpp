@@ -1,5 +1,4 @@
-// What moves data over NCCL: each collective as calls of NCCL, or as groups of messages where NCCL
-// has none.
+// The collectives over NCCL: each as calls of NCCL, or as groups of messages where NCCL has none.
 #include "comm/base/error.h"
 #include "cuda/nccl/nccl_communicator.h"
 #include "cuda/nccl/nccl_types.h"

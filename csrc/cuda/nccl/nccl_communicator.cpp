@@ -1,5 +1,5 @@
-// How ranks meet over NCCL, how they part, and what happens in between when NCCL says no. What
-// moves data is in nccl_collectives.cpp.
+// Creates and closes NCCL communicators, and handles NCCL's errors in between. The collectives are
+// in nccl_collectives.cpp.
 #include "cuda/nccl/nccl_communicator.h"
 
 #include <chrono>

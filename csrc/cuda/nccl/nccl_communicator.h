@@ -1,19 +1,19 @@
 // Collectives over NCCL, in the order of a stream.
 //
-// What NCCL has it does: sums, products, minima, maxima, means and premultiplied sums of the types
-// it knows, and everything that only moves bytes. The rest (bits, int16, products of complex
-// numbers, exclusive or) and every algorithm that is asked for as a list of moves ("ring/moves", or
-// a dpcore.Schedule) runs over ncclSend and ncclRecv with our kernels, from the same schedules as
-// on the CPU.
+// NCCL does all that it supports: sums, products, minima, maxima, means and premultiplied sums of
+// its types, and everything that only moves bytes. The rest (bitwise operators, int16, products of
+// complex numbers) and every algorithm that is requested as a list of moves ("ring/moves", or a
+// dpcore.Schedule) runs over ncclSend and ncclRecv with our kernels, from the same schedules as on
+// the CPU.
 //
-// Which algorithm NCCL takes is its own choice, or fixed when the communicator is made ("ring",
-// "tree"): NCCL reads that then, and never again.
+// NCCL chooses its algorithm itself, unless one ("ring", "tree") is fixed when the communicator is
+// made, the only time at which NCCL reads that setting.
 //
-// The communicator is non-blocking: a call of NCCL that has to wait for another rank says so, and
-// we look at the deadline, at the peers and at NCCL's own errors between two questions. A failure
-// anywhere aborts it; buffers are safe afterwards, their contents are not.
+// The communicator is non-blocking: a call of NCCL that must wait for another rank returns, and we
+// check the deadline, the peers and NCCL's own errors before we poll it again. A failure anywhere
+// aborts it; then buffers may be freed, but their contents are undefined.
 //
-// Minima and maxima treat NaN as NCCL does, which need not be the way of the CPU.
+// Minima and maxima treat NaN as NCCL does, which may differ from the CPU.
 #pragma once
 
 #include <atomic>

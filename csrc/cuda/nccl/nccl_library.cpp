@@ -25,7 +25,7 @@ struct Candidate {
 std::vector<Candidate> candidates(const std::vector<std::string>& wheels) {
   const char* wish = std::getenv(kOverride);
   if (wish != nullptr && *wish != '\0') {
-    return {{wish, kOverride}};  // a user who asks for one wants no other
+    return {{wish, kOverride}};  // the user's choice has no fallback
   }
   std::vector<Candidate> list{{kName, "already loaded", RTLD_NOW | RTLD_NOLOAD}};
   for (const std::string& wheel : wheels) {

@@ -1,4 +1,4 @@
-// What NCCL calls our types and operators, where it has them. Pure functions.
+// NCCL's values for our types and operators, if it has them. Pure functions.
 #pragma once
 
 #include <array>

@@ -122,7 +122,7 @@ StreamCommunicator::Work StreamCommunicator::run(const Request* request, const F
     enqueue();
     trace().end(work->traced, stream_);
     device_->record(work->event, stream_);
-    if (done_flag_ != nullptr) {  // behind the event: whose stream has passed finds it complete
+    if (done_flag_ != nullptr) {  // after the event: a stream that passes finds it complete
       work->flag_number = done_flag_->raise(stream_);
     }
   } catch (const Error& problem) {  // others have started it already, or will

@@ -1,12 +1,12 @@
-// Collectives in the order of a stream: what communicators for devices have in common.
+// Collectives in the order of a stream: the base of communicators for devices.
 //
 // A call puts work into the communication stream and returns: the stream waits for what the
 // caller's stream holds so far, and the caller's stream waits for the result when it is asked to
-// (order). No thread waits for a device. What runs in the communication stream, and over which
-// wires, is a subclass's matter: NCCL (nccl_communicator.h) or our own kernels.
+// (order). No thread waits for a device. A subclass decides what runs in the communication stream:
+// NCCL (nccl_communicator.h) or our own kernels.
 //
-// Beside the device there is a communicator on the host over the same ranks, `control`: over it
-// the ranks meet, it knows which ranks are alive, and its groups hold the black box.
+// There is also a communicator on the host over the same ranks, `control`: the ranks use it for
+// rendezvous and to know which ranks are alive, and its groups hold the black box.
 //
 // Captured into a graph, a call is recorded like any other work; it is not watched, since a graph
 // runs when no thread calls, and it has no deadline.

@@ -1,16 +1,16 @@
-// What the ranks of a device communicator know of each other without waiting: which rank does what,
-// which is gone, and which is late.
+// Watches the ranks of a device communicator without waiting: their calls, and whether a rank is
+// gone or late.
 //
-// Work on a device goes on while no thread of the program waits for it, so another thread has to
-// look: one thread per communicator, every 20 ms while something is in flight. It notices that
-// work is complete, and otherwise what can keep it from ever being: a rank that died or left, a
-// rank that gave up and said why, an error that the library found by itself, a deadline. The first
-// of these fails the communicator on every rank, and ends what is running on this device.
+// Work on a device runs without a thread of the program waiting for it, so one thread per
+// communicator checks it, every 20 ms while an operation is in flight. It notices that work is
+// complete, or why it never will be: a rank died or left, a rank gave up with a reason, the library
+// reported an error, or a deadline passed. The first of these fails the communicator on every rank,
+// and ends the work that runs on this device.
 //
-// What ranks are about to do is compared before it is started, where they share a host: each
-// posts a hash of its arguments under the number of the operation, then looks at those of the
-// others. Of two ranks that differ the later one always sees it. No rank waits for that; a rank
-// that is ahead is seen by those behind it, up to 32 operations.
+// Ranks of one host compare their calls before they start: each posts a hash of its arguments under
+// the number of the operation, then reads those of the others. If two ranks differ, the later one
+// always sees it. No rank waits for that; a rank may be up to 32 operations ahead of those that
+// compare with it.
 //
 // Memory: the list of works, and the black box of a group that no other operation uses. Threads:
 // any may submit; the list is locked for a few instructions. A forked child has no such thread.
@@ -72,7 +72,7 @@ class StreamWatch {
     // any more, and returns when nothing runs there; called once.
     virtual Trouble trouble() = 0;
     virtual void stop() = 0;
-    // For whom the device itself waits, if it knows; -1 otherwise.
+    // The rank for which the device itself waits, if known; -1 otherwise.
     virtual int late_peer() const { return -1; }
     // By the thread that finds that it failed, at once, and as often: ends what waits on the device
     // as far as words in memory can. Takes no lock and calls no driver.
