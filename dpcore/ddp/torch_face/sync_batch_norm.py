@@ -38,10 +38,10 @@ class _OverRanks(torch.autograd.Function):
         mean = rows.mean(1) if count else rows.new_zeros(channels)
         spread = (rows - mean.unsqueeze(1)).square().sum(1)
         mine = torch.cat([mean, spread, mean.new_full((1,), count)])
-        everybody = mine.new_empty(group.world_size * mine.numel())
-        group.all_gather(everybody, mine)
+        gathered = mine.new_empty(group.world_size * mine.numel())
+        group.all_gather(gathered, mine)
         means, spreads, counts = torch.split(
-            everybody.view(group.world_size, -1), [channels, channels, 1], dim=1
+            gathered.view(group.world_size, -1), [channels, channels, 1], dim=1
         )
         total = counts.sum()
         mean = (counts * means).sum(0) / total

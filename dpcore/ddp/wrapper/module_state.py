@@ -60,9 +60,9 @@ def compare(
     rank 0's. Returns the ranks' numbers."""
     text = "\n".join(lines).encode()
     mine = torch.tensor([digest_of(lines), len(text), number], device=device)
-    everybody = torch.empty(3 * group.world_size, dtype=torch.int64, device=device)
-    group.all_gather(everybody, mine)
-    numbers = numbers_in(everybody, group)
+    gathered = torch.empty(3 * group.world_size, dtype=torch.int64, device=device)
+    group.all_gather(gathered, mine)
+    numbers = numbers_in(gathered, group)
     facts = [numbers[at : at + 3] for at in range(0, len(numbers), 3)]
     odd = [rank for rank, fact in enumerate(facts) if fact[:2] != facts[0][:2]]
     if not odd:
@@ -98,9 +98,9 @@ def _first_difference(of_0: Sequence[str], of_odd: Sequence[str], odd: int) -> s
         if here != there:
             return f"Rank 0 has '{here}' where rank {odd} has '{there}'"
     common = min(len(of_0), len(of_odd))
-    who, longer = (0, of_0) if len(of_0) > common else (odd, of_odd)
+    rank, longer = (0, of_0) if len(of_0) > common else (odd, of_odd)
     kind = "buffer" if longer[common].startswith("buffer ") else "parameter"
-    return f"The first {kind} that only rank {who} has is '{longer[common]}'"
+    return f"The first {kind} that only rank {rank} has is '{longer[common]}'"
 
 
 @torch.no_grad()
