@@ -240,7 +240,7 @@ def test_a_schedule_of_ones_own_runs(mode):
         ({"moves": [(0, 1, 0, 0, True), (0, 2, 5, 0, True)]}, dpcore.Error, r"move 1 \(step 0"),
         ({"moves": [(0, 1, 0, 0, True)]}, dpcore.Error, "rank 0 lacks the contribution of rank 2"),
         ({"moves": [(0, 1, 0, 0, True)] * 2}, dpcore.Error, "move 1 .*added twice"),
-        ({"world": 4, "moves": star(4).moves}, dpcore.Unsupported, "a world of 4"),
+        ({"world": 4, "moves": star(4).moves}, dpcore.Unsupported, "is for 4 ranks"),
         (
             {"collective": "reduce", "moves": star().moves[:2]},
             dpcore.Unsupported,

@@ -7,7 +7,7 @@ from dpcore.tools.compare.plan import contenders
 from dpcore.tools.compare.training.bare import BY_DPCORE, BY_TORCH
 from dpcore.tools.compare.training.ranks import ALONE
 
-TWO = contenders("torch,default")
+TWO = contenders(["torch", "default"])
 
 
 def rounds(torch_ms, default_ms, alone=100.0, tails=(8.0, 1.0), count=15, drift=0.0):
@@ -75,7 +75,7 @@ def test_an_overlap_that_nobody_can_know():
 
 
 def test_whom_the_others_are_compared_with():
-    assert reference_of(contenders("default,torch:1,torch")).name == "torch:1"
-    assert reference_of(contenders("sequential,default")).name == "sequential"
-    (alone,) = figures_of(contenders("torch"), rounds(lambda n: 110.0, lambda n: 90.0))
+    assert reference_of(contenders(["default", "torch:1", "torch"])).name == "torch:1"
+    assert reference_of(contenders(["sequential", "default"])).name == "sequential"
+    (alone,) = figures_of(contenders(["torch"]), rounds(lambda n: 110.0, lambda n: 90.0))
     assert "nothing to compare" in verdicts([alone])[0]

@@ -115,5 +115,5 @@ def test_an_overlap_that_nobody_knows_has_no_number():
 
 
 def test_one_contender_alone_has_a_page():
-    alone = outcome(lambda n: 99.0, contenders("torch"))
+    alone = outcome(lambda n: 99.0, contenders(["torch"]))
     assert "nothing to compare it with" in page_text("mlp", FACTS, [alone])

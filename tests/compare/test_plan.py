@@ -45,7 +45,7 @@ def test_contenders(text, inner, monkeypatch, request):
 )
 def test_mistaken_contenders(text, said):
     with pytest.raises(Error, match=said):
-        plan.contenders(text)
+        plan.contenders(text.split(","))
 
 
 def test_an_unknown_model_names_those_that_are_there():
@@ -61,7 +61,7 @@ def cell(kind):
 
 def test_over_an_emulated_link_torch_sends_through_dpcore():
     """Gloo would not be slowed down, and win."""
-    two = plan.Plan("mlp", tuple(plan.contenders("torch:1,default")), (), 1, 1.0, 1)
+    two = plan.Plan("mlp", tuple(plan.contenders(["torch:1", "default"])), (), 1, 1.0, 1)
     assert two.turns(cell("machine")) == ["torch 1", "dpcore", "alone", BY_TORCH, BY_DPCORE]
     assert two.turns(cell("hosts")) == two.turns(cell("machine"))
     assert two.turns(cell("emulated")) == ["torch over ours 1", "dpcore", "alone", BY_DPCORE]
@@ -70,7 +70,7 @@ def test_over_an_emulated_link_torch_sends_through_dpcore():
 def test_rounds_belong_together_while_the_files_are_the_same(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my.py").write_text("a = 1")
-    mine = plan.Plan("my.py:make", tuple(plan.contenders("torch")), (), 5, 1.0, 1)
+    mine = plan.Plan("my.py:make", tuple(plan.contenders(["torch"])), (), 5, 1.0, 1)
     before = mine.identity()
     assert mine.identity() == before
     (tmp_path / "my.py").write_text("a = 2")
@@ -80,7 +80,7 @@ def test_rounds_belong_together_while_the_files_are_the_same(tmp_path, monkeypat
 def test_rounds_with_other_modules_or_settings_are_no_longer_the_same(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own_models.py").write_text("a = 1")
-    mine = plan.Plan("own_models:make", tuple(plan.contenders("torch")), (), 5, 1.0, 1)
+    mine = plan.Plan("own_models:make", tuple(plan.contenders(["torch"])), (), 5, 1.0, 1)
     before = mine.identity()
     (tmp_path / "own_models.py").write_text("a = 2")
     after = mine.identity()

@@ -79,9 +79,12 @@ def test_what_auto_does_not_go_with():
     def body(comm):
         module = nn.Linear(2, 1)
         for options, text in (
-            ({"bucket_cap_mb": "automatic"}, "'automatic': a number of MiB"),
-            ({"bucket_cap_mb": "auto", "bucket_cap_mb_list": [1.0]}, "not beside"),
-            ({"bucket_cap_mb": "auto", "find_unused_parameters": True}, "not with find_unused"),
+            ({"bucket_cap_mb": "automatic"}, "'automatic': pass a number of MiB"),
+            ({"bucket_cap_mb": "auto", "bucket_cap_mb_list": [1.0]}, "excludes bucket_cap_mb"),
+            (
+                {"bucket_cap_mb": "auto", "find_unused_parameters": True},
+                "and find_unused",
+            ),
         ):
             with pytest.raises(dpcore.Unsupported, match=text):
                 dpcore.DataParallel(module, comm=comm, **options)

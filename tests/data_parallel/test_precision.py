@@ -185,7 +185,7 @@ def test_delayed_parameters_are_averaged_after_an_exception_in_backward(forward_
 def test_delayed_parameters_need_a_moment():
     def body(comm):
         module = Small()
-        with pytest.raises(ValueError, match="give both or none"):
+        with pytest.raises(ValueError, match="give both or neither"):
             dpcore.DataParallel(module, comm=comm, param_to_hook_all_reduce=module.last.bias)
 
     dpcore.spawn(body, 1, mode="threads")
