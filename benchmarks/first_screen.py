@@ -5,7 +5,7 @@ host and over shaped links: torch DDP with its default buckets and with others,
 `DataParallel(model)` without an argument, and computing alone, in turn (`benchmarks.defaults` says
 how). Links need root.
 
-It takes a quarter of an hour on two cores, which should have nothing else to do. `--quick` is for
+It takes ten minutes on two cores, which should have nothing else to do. `--quick` is for
 trying it out: few rounds, which show nothing.
 """
 
@@ -28,11 +28,12 @@ from dpcore.tools.compare.training.ranks import ALONE
 from dpcore.tools.records import ROOT, keep, run_facts
 
 CELLS = {  # rounds: a step over the slowest link takes 1.7 seconds
-    "host2/mlp/1": 40, "host2/transformer/1": 40, "host2/many/1": 60,
-    "1gbit/transformer/1": 30, "1gbit/many/1": 40, "100mbit/transformer/1": 12,
+    "host2/mlp/1": 24, "host2/transformer/1": 30, "host2/many/1": 40,
+    "1gbit/transformer/1": 20, "1gbit/many/1": 30, "100mbit/transformer/1": 8,
 }  # fmt: skip
 CONTENDERS = (ALONE, "torch", "torch 1", "torch 4", "torch 100")
 SECONDS = 0.05  # of a turn
+RESULTS = ROOT / "benchmarks/results/first_screen.jsonl"
 
 
 def commands() -> list[str]:
@@ -69,9 +70,7 @@ def printed_by(command: str, folder: Path) -> str:
 
 def main() -> int:
     made = script_parser(__doc__)
-    made.add_argument(
-        "--json", type=Path, default=ROOT / "benchmarks/results/first_screen.jsonl", metavar="FILE"
-    )
+    made.add_argument("--records", type=Path, default=RESULTS, metavar="FILE")
     made.add_argument("--quick", action="store_true", help="two rounds of each cell")
     options = made.parse_args()
     cells = dict.fromkeys(CELLS, 2) if options.quick else CELLS
@@ -87,8 +86,8 @@ def main() -> int:
         lines = measured(Cell(*name.split("/")), CONTENDERS, pace)
         print(details(name, lines), "\n", flush=True)
         records += lines
-    options.json.unlink(missing_ok=True)  # the page shows one run
-    keep(options.json, facts, records)
+    options.records.unlink(missing_ok=True)  # the page shows one run
+    keep(options.records, facts, records)
     return 0
 
 
