@@ -75,7 +75,7 @@ def test_it_can_be_switched_off(installed):
 # ---- dpcore:// -------------------------------------------------------------------------------
 
 MEET = """
-import os
+import os, time
 before = dict(os.environ)
 import torch
 import torch.distributed as dist
@@ -86,6 +86,8 @@ for last in (False, True):
     dist.all_reduce(total)
     if last:
         print(dist.get_rank(), dist.get_world_size(), total.item())
+    elif dist.get_rank() == 0 and dist.get_world_size() == 2:
+        time.sleep(1)  # the other one begins the next group while this one is still in the last
     dist.destroy_process_group()
 """
 # As srun leaves them, for two tasks on one node, and for as many on two.

@@ -29,6 +29,10 @@ from dpcore.comm.launch.rendezvous import (
 from dpcore.comm.launch.stores import HostStore, Store
 
 _instances = InstanceCounter()
+# Of rank 0, by address: its server at a port that all ranks were told stays until the process ends.
+# A rank that begins the next group while rank 0 still ends the last one connects to it; a server
+# that went with its group would take that connection along, and both would wait for each other.
+_served: dict[str, Any] = {}
 
 
 def identity_of(url: str) -> Identity:
@@ -89,7 +93,7 @@ def _store_at(
     dist: Any = importlib.import_module("torch.distributed")
 
     host, _, port = address.rpartition(":")
-    return dist.TCPStore(
+    store = dist.TCPStore(
         host.strip("[]"),
         int(port),
         identity.world_size,
@@ -99,3 +103,6 @@ def _store_at(
         master_listen_fd=None if listener is None else listener.detach(),
         multi_tenant=listener is None,
     )
+    if listener is None and identity.rank == 0:
+        _served.setdefault(address, store)
+    return store
