@@ -98,7 +98,7 @@ def try_out(path: Path, torch: str) -> None:
             run([python, "-m", "pip", "install", "-q", *BUILD_TOOLS], folder)
         run([python, "-m", "pip", "install", "-q", *isolation, path.absolute()], folder)
         said = run([commands / "dpcore", "--version"], folder).strip()
-        run([commands / "dpcore", "show", "ring", "--out", "ring.html"], folder)
+        run([commands / "dpcore", "show", "ring", "--html", "ring.html"], folder)
         assert (folder / "ring.html").stat().st_size > 10_000
         if "-none-any" not in path.name:
             run([python, "-c", RANKS], folder)
