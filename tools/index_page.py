@@ -12,6 +12,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 
+def version() -> str:
+    found = re.search(r'__version__ = "(.+)"', (ROOT / "dpcore" / "_version.py").read_text())
+    assert found
+    return found[1]
+
+
 def readme_elsewhere() -> str:
     """The README as a package index shows it, which has no files beside it: links and pictures lead
     to the repository, where DPCORE_URL says where that is."""
@@ -19,12 +25,11 @@ def readme_elsewhere() -> str:
     base = os.environ.get("DPCORE_URL", "").rstrip("/")
     if not base:
         return text
-    version = re.search(r'__version__ = "(.+)"', (ROOT / "dpcore" / "_version.py").read_text())
-    assert version
+    tag = f"v{version()}"
 
     def absolute(link: re.Match[str]) -> str:
         kind = "raw" if link[1] == "!" else "blob"
-        return f"{link[1]}[{link[2]}]({base}/{kind}/v{version[1]}/{link[3]})"
+        return f"{link[1]}[{link[2]}]({base}/{kind}/{tag}/{link[3]})"
 
     return re.sub(r"(!?)\[([^\]]*)\]\((?![a-z]+:|#)([^)\s]+)\)", absolute, text)
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from svg import BLUE, GREY, INK, RED, Picture
 
-from benchmarks.harness.beside_default import DEFAULT, TORCH
+from benchmarks.harness.beside_default import DEFAULT, TORCH, best_of_torch
 from benchmarks.harness.figures import time_text
-from benchmarks.harness.first_screen_tables import ALONE, best_of_torch, cap_of, cells_of
+from benchmarks.harness.first_screen_tables import ALONE, cap_of, cells_of
 
 PANELS = {  # where each stands: column and row
     ("host2", "transformer"): (0, 0, "on a host: transformer, 4.7 M parameters"),
@@ -27,14 +27,10 @@ def first_screen(records: list[dict[str, Any]]) -> Picture:
             continue
         column, row, title = PANELS[place, model]
         x, y = WIDTH * column, HEIGHT * row + 12
-        best = best_of_torch(cell)
-        bars = {"torch DDP": cell[TORCH], "dpcore": cell[DEFAULT]}
-        if best is not cell[TORCH]:
-            bars = {
-                "torch DDP": cell[TORCH],
-                f"{cap_of(best)} buckets": best,
-                "dpcore": cell[DEFAULT],
-            }
+        best = best_of_torch(cell) or cell[TORCH]
+        names = {best["contender"]: f"{cap_of(best)} buckets", TORCH: "torch DDP"}
+        shown = dict.fromkeys((TORCH, best["contender"], DEFAULT))
+        bars = {names.get(contender, contender): cell[contender] for contender in shown}
         alone = cell[ALONE]["step_s"]
         scale = BAR / max(line["step_s"] for line in bars.values())
         drawn.text(x + 20, y + 22, title, ink=INK)

@@ -24,17 +24,11 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tools")]
 
 from environment import BUILD_TOOLS, create_venv, install_torch, stop  # noqa: E402
+from index_page import version  # noqa: E402
 
 RANKS = "import dpcore, torch; dpcore.spawn(lambda c: c.all_reduce(torch.ones(4)), 2)"
 SUMS = "SHA256SUMS"
 NOTES = "NOTES.md"
-
-
-def version() -> str:
-    text = (ROOT / "dpcore" / "_version.py").read_text()
-    found = re.search(r'__version__ = "(.+)"', text)
-    assert found is not None
-    return found[1]
 
 
 def notes(changelog: str, wanted: str) -> str:

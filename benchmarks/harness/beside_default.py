@@ -56,7 +56,7 @@ def used_in(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def best_of_torch(cell: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
     """The one that comes nearest to the default, or is furthest ahead of it."""
-    known = [cell[name] for name in OF_TORCH if name in cell]
+    known = [line for name, line in cell.items() if name.split()[0] == TORCH]
     return max(known, key=lambda line: line["ratio"]["median"], default=None)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from benchmarks.harness.beside_default import DEFAULT, TORCH, newest
+from benchmarks.harness.beside_default import DEFAULT, TORCH, best_of_torch, newest
 from benchmarks.harness.figures import source, time_text
 from dpcore.tools.compare.training.ranks import ALONE
 
@@ -44,12 +44,6 @@ def cells_of(records: list[dict[str, Any]]) -> list[tuple[str, str, dict[str, di
     return [(*name.split("/")[:2], cell) for name, cell in found.items()]  # type: ignore[misc]
 
 
-def best_of_torch(cell: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """By the ratio to its neighbour, the default, since steps of a run are not all equally fast."""
-    known = [line for name, line in cell.items() if name.split()[0] == TORCH]
-    return max(known, key=lambda line: float(line["ratio"]["median"]))
-
-
 def cap_of(record: dict[str, Any]) -> str:
     cap = record["contender"].partition(" ")[2]
     return f"{cap} MiB" if cap else "its default"
@@ -63,7 +57,7 @@ def table_of_first_screen(records: list[dict[str, Any]]) -> str:
         "|---|---|---:|---:|---:|---:|---:|",
     ]
     for place, model, cell in cells_of(records):
-        best = best_of_torch(cell)
+        best = best_of_torch(cell) or cell[TORCH]
         times = [time_text(cell[name]["step_s"]) for name in (ALONE, TORCH)]
         times += [f"{time_text(best['step_s'])} ({cap_of(best)})"]
         times += [time_text(cell[DEFAULT]["step_s"])]

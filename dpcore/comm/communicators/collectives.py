@@ -234,7 +234,7 @@ class Collectives(OtherNames, Generic[Work]):
         timeout: float = 0.0,
         layout: int = 0,
     ) -> Work | None:
-        """Puts the ``input`` of all ranks one after the other into everybody's ``output``."""
+        """Puts the ``input`` of all ranks one after the other into each rank's ``output``."""
         work = self._calls.all_gather(
             output, input, input_sizes=sizes, layout=layout,
             async_op=async_op, algorithm=algorithm, priority=priority, timeout=timeout,
