@@ -374,7 +374,7 @@ def test_a_rank_that_dies_in_a_sync(world, delay):
         said, own, agreed, seconds, steps = survivor.result
         assert said.startswith(f"DiLoCo, after step {8 + delay} of this rank: ")
         assert "rank 1" in said and said.endswith("from before the sync or from after it")
-        assert seconds < 15  # the deadline is 20
+        assert seconds < 5
         assert steps == 8 + delay
         # One step of its own further on, by its own gradient.
         torch.testing.assert_close(own, torch.full_like(own, -0.1 * (survivor.rank + 1)))
