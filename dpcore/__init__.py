@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 from dpcore._version import __version__
 from dpcore.base import plugged_in
-from dpcore.errors import Error, Mismatch, PeerLost, RendezvousError, Timeout, Unsupported
+from dpcore.errors import (
+    Error,
+    Mismatch,
+    MistakeWarning,
+    PeerLost,
+    RendezvousError,
+    Timeout,
+    Unsupported,
+)
 
 if TYPE_CHECKING:
     from dpcore._C import (
@@ -116,6 +124,7 @@ __all__ = [
     "LaunchSchedule",
     "LocalSGD",
     "Mismatch",
+    "MistakeWarning",
     "Monitor",
     "MpiCommunicator",
     "Overlap",

@@ -35,6 +35,11 @@ class Unsupported(Error, ValueError):
     """The request has no meaning, or no implementation here. Nothing was sent."""
 
 
+class MistakeWarning(UserWarning):
+    """A mistake with data parallel training that no error would show, such as gradients that were
+    never averaged. ``DataParallel(mistakes=...)`` says how mistakes are told."""
+
+
 def on_its_way() -> str:
     """The exception because of which a ``finally`` runs, such as "ValueError: bad batch", or ""."""
     problem = sys.exc_info()[1]

@@ -26,6 +26,7 @@ from torch.nn.parallel.distributed import DistributedDataParallel
 from dpcore import _C
 from dpcore.comm.communicators.protocol import capabilities_of, check_open, core_of
 from dpcore.ddp.across_steps.across_steps import STEP_ADVICE, AcrossSteps, FlushedBefore, listen
+from dpcore.ddp.mistakes.reports import Reports, mode_of
 from dpcore.ddp.torch_face import dynamo, join, pickling, sync_batch_norm
 from dpcore.ddp.torch_face.logging_data import Logger, bucket_sizes
 from dpcore.ddp.torch_face.reducer_face import ReducerFace
@@ -74,6 +75,8 @@ class DataParallel(FlushedBefore, TorchSurface):
                         first steps. "priority", "dear", "zero1", "zero2" continue under the next
                         forward and need ``dpcore.DistributedOptimizer`` (docs/across_steps.md).
     ``deterministic``   only algorithms that add in rank order: the same bits for any bucket size.
+    ``mistakes``        how mistakes that no error shows are told: "warn" (a ``MistakeWarning``, and
+                        an error where one is proved), "all", "raise", "ignore" (docs/mistakes.md).
 
     >>> import torch, dpcore
     >>> comm = dpcore.init(rank=0, world_size=1)
@@ -111,6 +114,7 @@ class DataParallel(FlushedBefore, TorchSurface):
         comm: Any = None,
         schedule: str | LaunchSchedule = "auto",
         deterministic: bool = False,
+        mistakes: str | None = None,
     ) -> None:
         arguments.check_kinds(locals())
         nn.Module.__init__(self)
@@ -161,6 +165,7 @@ class DataParallel(FlushedBefore, TorchSurface):
         self.bucket_bytes_cap = max(caps) if bucket_cap_mb_list else caps[-1]
         self.bucket_bytes_cap_list = caps if bucket_cap_mb_list else []
         self._caps, self._deterministic = caps, deterministic
+        self._mistakes = Reports(mode_of(mistakes))
         self._comm_hooks: list[tuple[Any, Any]] = []
         self._join_group(comm, process_group)
         if deterministic and not capabilities_of(self.group).ordered:

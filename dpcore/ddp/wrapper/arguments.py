@@ -57,6 +57,7 @@ def check_kinds(given: Mapping[str, Any]) -> None:
     check_integer(given["dim"], "dim")
     if isinstance(given["schedule"], str):
         check_is("a string", schedule=given["schedule"])
+    check_is("a string", or_none=True, mistakes=given["mistakes"])
     cap, caps = given["bucket_cap_mb"], given["bucket_cap_mb_list"]
     if not isinstance(cap, str):
         check_is("a number", or_none=True, bucket_cap_mb=cap)

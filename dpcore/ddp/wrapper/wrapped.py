@@ -17,6 +17,7 @@ from dpcore.comm.communicators.protocol import GradientGroup, capabilities_of
 
 if TYPE_CHECKING:
     from dpcore import _C
+    from dpcore.ddp.mistakes.reports import Reports
     from dpcore.ddp.wrapper.delayed import DelayedGradients
     from dpcore.ddp.wrapper.model_group import ModelGroup
 
@@ -97,6 +98,7 @@ class Wrapped(Protocol):
 
     # Reports.
     logger: Any
+    _mistakes: Reports
 
     @property
     def _first_steps(self) -> Choices: ...

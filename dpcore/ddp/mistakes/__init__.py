@@ -1,0 +1,1 @@
+"""Mistakes with data parallel training that no error shows: found, and told."""

@@ -1,0 +1,69 @@
+"""How a mistake is told. There are three grades:
+
+``prove``  a cause was seen on this rank, and what it leads to as well: an error.
+``warn``   one of the two is missing: a ``dpcore.MistakeWarning``, once for each kind.
+``note``   right programs do it, too: a line in ``notes``, and nothing else.
+
+``mistakes=`` of ``DataParallel``, or DPCORE_MISTAKES, shifts the grades: "all" warns of notes as
+well, "raise" raises what would be a warning, and "ignore" looks for nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+
+from dpcore.errors import Error, Mismatch, MistakeWarning, Unsupported
+
+MODES = ("warn", "all", "raise", "ignore")
+
+
+def mode_of(asked: str | None) -> str:
+    """The argument, or else DPCORE_MISTAKES, or else "warn"."""
+    where, mode = ("mistakes", asked) if asked is not None else ("DPCORE_MISTAKES", _wanted())
+    if mode not in MODES:
+        raise Unsupported(f"{where}={mode!r}: use one of {', '.join(MODES)}")
+    return mode
+
+
+def _wanted() -> str:
+    return os.environ.get("DPCORE_MISTAKES") or "warn"
+
+
+class Reports:
+    """The mistakes of one wrapped model, as this rank has told them."""
+
+    def __init__(self, mode: str) -> None:
+        self.mode = mode
+        self.notes: list[str] = []
+        self._told: set[str] = set()  # kinds
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anything looks for mistakes."""
+        return self.mode != "ignore"
+
+    def prove(self, kind: str, text: str) -> None:
+        """Raises: ranks train different models from here on."""
+        if self.is_on:
+            self._told.add(kind)
+            raise Mismatch(text)
+
+    def warn(self, kind: str, text: str) -> None:
+        """Warns, once for each kind."""
+        if not self.is_on or kind in self._told:
+            return
+        self._told.add(kind)
+        if self.mode == "raise":
+            raise Error(text)
+        warnings.warn(text, MistakeWarning, stacklevel=2)
+
+    def note(self, kind: str, text: str) -> None:
+        """Keeps a line for ``dpcore.check``, ``bucket_report()`` and the monitor."""
+        if not self.is_on or kind in self._told:
+            return
+        if self.mode == "all":
+            self.warn(kind, text)
+            return
+        self._told.add(kind)
+        self.notes.append(text)
