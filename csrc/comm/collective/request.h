@@ -13,6 +13,7 @@
 #include "comm/base/error.h"
 #include "comm/base/fnv.h"
 #include "comm/base/types.h"
+#include "comm/base/word.h"
 #include "comm/collective/path.h"
 #include "comm/memory/control.h"
 #include "comm/schedule/program.h"
@@ -33,6 +34,7 @@ struct Request {
   std::vector<uint64_t> output_parts;  // (the same list but for all_to_all)
   double prescale = 1.0;
   uint64_t layout = 0;
+  std::shared_ptr<Words> words;            // or none, alike on all ranks
   std::shared_ptr<const Program> program;  // run this list of moves instead of a fused path
   uint64_t algorithm = 0;                  // for the fingerprint: hash of name or moves
   bool ordered = false;                    // "auto" takes only algorithms that add in rank order

@@ -99,12 +99,20 @@ void RemoteMembers::send_to_all(const FrameHeader& frame, const void* body, size
   });
 }
 
-void RemoteMembers::tell_post(int r, const OperationSlot& slot, uint64_t bytes,
+void RemoteMembers::tell_post(int r, const OperationSlot& slot, bool has_word, uint64_t bytes,
                               const std::byte* stage, size_t stage_offset, size_t stage_bytes) {
   FrameHeader frame = frame_of(FrameKind::post, slot.posted.load(std::memory_order_relaxed) - 1);
   frame.offset = stage_offset;
-  const PostBody body{slot.fingerprint, slot.prescale, bytes};
-  network_.queue(members_[r], frame, &body, sizeof(body), stage + stage_offset, stage_bytes);
+  frame.content = has_word ? kHasWord : 0;
+  struct {
+    PostBody body;
+    Word word;
+  } sent{{slot.fingerprint, slot.prescale, bytes}, {}};
+  if (has_word) {
+    sent.word = slot.word;
+  }
+  network_.queue(members_[r], frame, &sent, post_body_bytes(frame), stage + stage_offset,
+                 stage_bytes);
   posted_bytes_.fetch_add(stage_bytes, std::memory_order_relaxed);
 }
 
@@ -217,10 +225,14 @@ void RemoteMembers::take_post(int r, const FrameHeader& frame, const std::byte* 
   ControlBlock& block = control(r);
   PostBody body;
   std::memcpy(&body, payload, sizeof(body));
+  const uint32_t body_bytes = post_body_bytes(frame);
   const size_t stage = stages_offset(block.world) + (number % kStages) * kStageBytes;
-  std::memcpy(base(r) + stage + frame.offset, payload + sizeof(body), frame.bytes - sizeof(body));
+  std::memcpy(base(r) + stage + frame.offset, payload + body_bytes, frame.bytes - body_bytes);
 
   OperationSlot& slot = block.slot(number);
+  if (frame.content == kHasWord) {
+    std::memcpy(&slot.word, payload + sizeof(body), sizeof(slot.word));
+  }
   slot.filled.store(kEverything, std::memory_order_relaxed);
   slot.input_offset = slot.output_offset = ~uint64_t{0};  // nowhere that this rank could reach
   slot.stage_offset = stage;

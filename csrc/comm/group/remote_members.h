@@ -38,8 +38,8 @@ class RemoteMembers final : public Network::Target {
   int peer_of(int r) const { return members_[r]; }
 
   // What this rank has just written into `slot`; `bytes` of user data, and a part of its stage.
-  void tell_post(int r, const OperationSlot& slot, uint64_t bytes, const std::byte* stage,
-                 size_t stage_offset, size_t stage_bytes);
+  void tell_post(int r, const OperationSlot& slot, bool has_word, uint64_t bytes,
+                 const std::byte* stage, size_t stage_offset, size_t stage_bytes);
   void tell_finished(uint64_t number);
   void tell_failure(const AbortRecord& record);
   // With why, where the record says so.

@@ -21,6 +21,7 @@
 #include <cstring>
 
 #include "comm/base/error.h"
+#include "comm/base/word.h"
 
 namespace dpcore {
 
@@ -86,7 +87,7 @@ struct alignas(64) Doorbell {
 // ---- the control block
 
 inline constexpr uint64_t kControlMagic = 0x31'65'72'6f'63'70'64ull;  // "dpcore1"
-inline constexpr uint32_t kLayoutVersion = 9;
+inline constexpr uint32_t kLayoutVersion = 10;
 // Operations of one communicator in flight: as many as a model of many small buckets has, with room
 // for an urgent one that comes past them.
 inline constexpr int kSlots = 64;
@@ -141,6 +142,8 @@ struct alignas(128) OperationSlot {
   std::atomic<uint64_t> reduced;              // chunks whose own slice is reduced in all stages
   std::atomic<uint64_t> consumed;             // chunks this rank has read from all its peers
   std::atomic<uint64_t> finished;  // number + 1: no more touching of peers' memory for it
+
+  alignas(64) Word word;  // written before `posted`, of an operation that has one
 };
 static_assert(offsetof(OperationSlot, input_offset) == 64);
 static_assert(offsetof(OperationSlot, arguments) < 128, "beside what is written at the post");

@@ -22,7 +22,8 @@ namespace {
 
 constexpr int kLineBits = 8;  // an event's name: peer, then connection
 constexpr size_t kLongestFrame =
-    sizeof(FrameHeader) + std::max(sizeof(PostBody) + kMaxPostedBytes, sizeof(FailureRecord));
+    sizeof(FrameHeader) +
+    std::max(sizeof(PostBody) + sizeof(Word) + kMaxPostedBytes, sizeof(FailureRecord));
 constexpr int kEvents = 64;
 constexpr size_t kHalfSegment = TcpFlow::kSegmentBytes / 2;
 constexpr size_t kLeastShare = size_t{32} << 10;

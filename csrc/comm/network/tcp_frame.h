@@ -3,8 +3,8 @@
 // Connection 0 of a pair carries the control frames, in order; the others carry data. Whatever
 // does not look like a frame ends the connection, before any memory is taken for it.
 //
-//   post      a rank enters an operation: its fingerprint and, for a small operation, the data
-//             itself, as a part of its stage (offset)
+//   post      a rank enters an operation: its fingerprint, a word of the caller's if `content` is
+//             kHasWord and, for a small operation, the data itself, as a part of its stage (offset)
 //   finished  it no longer accesses its peers' memory for the operation
 //   failed    why it gave up
 //   left      it will call no further operation; why, where an error ended its program
@@ -51,6 +51,10 @@ struct PostBody {
   double prescale = 1.0;
   uint64_t bytes = 0;  // of user data
 };
+inline constexpr uint64_t kHasWord = 1;
+inline uint32_t post_body_bytes(const FrameHeader& frame) {
+  return sizeof(PostBody) + (frame.content == kHasWord ? sizeof(Word) : 0);
+}
 
 struct AliveBody {
   int64_t age_ns = 0;  // of the wait
@@ -76,7 +80,8 @@ inline bool is_plausible(const FrameHeader& frame) {
       return frame.bytes > 0 && frame.bytes <= kMaxDataBytes && frame.bytes <= frame.total &&
              frame.offset <= frame.total - frame.bytes;
     case FrameKind::post:
-      return frame.bytes >= sizeof(PostBody) && frame.bytes - sizeof(PostBody) <= kMaxPostedBytes &&
+      return frame.bytes >= post_body_bytes(frame) &&
+             frame.bytes - post_body_bytes(frame) <= kMaxPostedBytes &&
              frame.offset <= kStageBytes - kMaxPostedBytes;
     case FrameKind::failed:
       return frame.bytes == sizeof(FailureRecord);

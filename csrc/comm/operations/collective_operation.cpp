@@ -224,6 +224,7 @@ Operation::Progress CollectiveOperation::advance() {
         return Progress::finished;
       }
       check_fingerprints(run_.number);
+      hear_words();
       check_what_is_over(true);
       if (ends_at_entry_) {
         finish_at_entry();
@@ -287,6 +288,9 @@ void CollectiveOperation::post() {
   if (run_.request.op == ReduceOp::premul_sum) {
     slot.prescale = run_.request.prescale;
   }
+  if (run_.request.words) {
+    slot.word = run_.request.words->own;
+  }
   slot.reduced.store(0, std::memory_order_relaxed);
   slot.consumed.store(0, std::memory_order_relaxed);
   uint64_t filled = 0;
@@ -340,6 +344,14 @@ bool CollectiveOperation::adopt_if_given_up() {
     }
   }
   return false;
+}
+
+void CollectiveOperation::hear_words() {
+  if (run_.request.words) {
+    for (int r = 0; r < run_.world(); ++r) {
+      run_.request.words->all[r] = run_.slot(r).word;
+    }
+  }
 }
 
 // Everything was there when the last rank posted: no coroutine, no second wait.
@@ -406,6 +418,7 @@ void CollectiveOperation::retire() {
     body_.handle = nullptr;
   }
   run_.request.program.reset();
+  run_.request.words.reset();
   run_.earlier.reset();
 }
 

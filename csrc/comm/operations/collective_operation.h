@@ -52,6 +52,7 @@ class CollectiveOperation final : public Operation {
   bool waits_for(int r) const;
   void check_fingerprints(uint64_t number) const;
   void check_what_is_over(bool wherever_possible) const;
+  void hear_words();
   bool adopt_if_given_up();
   void start_body();
   void finish_at_entry();

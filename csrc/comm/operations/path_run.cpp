@@ -121,7 +121,8 @@ void tell_remote_members(const PathRun& run, bool is_prefilled) {
     } else if (run.announces_parts) {
       bytes = static_cast<size_t>(run.world()) * sizeof(uint64_t);
     }
-    remote.tell_post(r, run.own_slot(), run.bytes, stage, begin, bytes);
+    remote.tell_post(r, run.own_slot(), run.request.words != nullptr, run.bytes, stage, begin,
+                     bytes);
   }
 }
 
