@@ -472,10 +472,12 @@ class Reducer:
         grad_is_part: bool,
         skip_unused: bool,
         static_graph: bool,
+        says_words: bool,
         ordered: bool,
         profiled_as: str,
         reduce_sparse: Callable[[Sequence[int]], None],
         update: Callable[[list[int]], None],
+        differ: Callable[[int, list[tuple[Any, ...]]], None],
         tag: int,
         traced_as: int,
         model: str,
@@ -497,6 +499,54 @@ class Reducer:
 
     def wait_for_gradients(self) -> None:
         """Waits for what a schedule left in flight at the end of backward."""
+
+    def name_of(self, gradient: int, /) -> str:
+        """The name of its parameter."""
+
+    def say(
+        self,
+        optimizers: list[Any],
+        modules: list[Any],
+        loads: int,
+        inputs: tuple[Any, ...],
+        named: dict[str, Any],
+        /,
+    ) -> None:
+        """Writes this rank's word of the next step: of the groups of its optimizers, and so on."""
+
+    def optimizer_stepped(self) -> None:
+        """Counts a step of an optimizer of these parameters, and takes a digest of them."""
+
+    @property
+    def has_local_gradients(self) -> bool:
+        """Whether gradients came that no average has taken along."""
+
+    def local_gradients(self) -> list[int]:
+        """Their numbers."""
+
+    @property
+    def has_edited_local_gradients(self) -> bool:
+        """Whether the program has changed them since they came."""
+
+    def rebase_optimizer_steps(self, steps: int, /) -> None:
+        """Sets the count of the optimizer's steps, for ranks whose parameters are equal."""
+
+    def add_unaveraged_step(self) -> None:
+        """Says in the next word that an optimizer has used them."""
+
+    @property
+    def local_forwards(self) -> int:
+        """Training forwards without averaging since the last step with it."""
+
+    @property
+    def has_changed_since_digest(self) -> bool:
+        """Whether the program has changed parameters since an optimizer's last step."""
+
+    def set_known_findings(self, findings: int, /) -> None:
+        """What need not be reported again."""
+
+    def digest(self, label: int, on_device: bool, /) -> int:
+        """Of a cache line of each parameter that the label names; 0 names all."""
 
     def update_steps(self) -> bool:
         """An optimizer has recorded its step; False when there is nothing in flight that it is of."""

@@ -218,7 +218,8 @@ kinds = (dp.Communicator, dp.DataParallel, dp.LaunchControl, dp.LaunchSchedule, 
 kinds += (dp.BackendOptions, dp.MpiCommunicator, dp.TorchCommunicator)
 kinds += (dp.DistributedOptimizer, dp.GradientNoiseScale, dp.Monitor)
 kinds += (dp.DiLoCo, dp.LocalSGD, dp.Schedule, dp.Trace, dp.Work, dp.Error)
-kinds += (dp.Mismatch, dp.PeerLost, dp.RendezvousError, dp.Timeout, dp.Unsupported)
+kinds += (dp.Mismatch, dp.MistakeWarning, dp.PeerLost, dp.RendezvousError, dp.Timeout)
+kinds += (dp.Unsupported,)
 assert all(inspect.isclass(kind) for kind in kinds)
 functions = {"communicator_of", "flight_record", "nccl_library", "write_flight_record"}
 assert all(inspect.isfunction(getattr(dp, name)) for name in functions)

@@ -15,6 +15,7 @@
 #include "bindings/buckets/stream_bucket_communicator.h"
 #include "bindings/buckets/torch_bucket_communicator.h"
 #include "bindings/callbacks/callbacks.h"
+#include "bindings/step_words.h"
 #include "comm/base/fnv.h"
 #include "reducer/bucket/bucket_communicator_native.h"
 #include "reducer/plan/bucket_plan.h"
@@ -86,9 +87,10 @@ std::shared_ptr<Reducer> make_reducer(
     const py::list& parameters, const std::vector<std::string>& names,
     const std::vector<bool>& sparse, std::vector<std::vector<size_t>> modules,
     const py::object& group, const py::object& schedule, const std::vector<uint64_t>& caps,
-    bool find_unused, bool grad_is_part, bool skip_unused, bool static_graph, bool ordered,
-    std::string profiled_as, const py::function& reduce_sparse, const py::function& update,
-    uint64_t tag, uint64_t traced_as, std::string model, std::string advice) {
+    bool find_unused, bool grad_is_part, bool skip_unused, bool static_graph, bool says_words,
+    bool ordered, std::string profiled_as, const py::function& reduce_sparse,
+    const py::function& update, const py::function& differ, uint64_t tag, uint64_t traced_as,
+    std::string model, std::string advice) {
   std::vector<Gradient> gradients(names.size());
   const std::vector<at::Tensor> tensors = tensors_of(parameters);
   for (size_t i = 0; i < names.size(); ++i) {
@@ -98,11 +100,16 @@ std::shared_ptr<Reducer> make_reducer(
   }
   return std::make_shared<Reducer>(
       std::move(gradients), std::move(modules),
-      Reducer::Settings{caps, find_unused, grad_is_part, skip_unused, static_graph,
+      Reducer::Settings{caps, find_unused, grad_is_part, skip_unused, static_graph, says_words,
                         std::move(profiled_as), tag, traced_as, std::move(model),
                         std::move(advice)},
       bucket_communicator_of(group, ordered, tensors), launch_schedule_of(schedule),
-      Reducer::Callbacks{raise_through_autograd, weak_method(reduce_sparse), weak_method(update)});
+      Reducer::Callbacks{
+          raise_through_autograd, weak_method(reduce_sparse), weak_method(update),
+          [call = weak_method(differ)](uint32_t found, const std::vector<Word>& words) {
+            const py::gil_scoped_acquire gil;
+            call(found, heard(words));
+          }});
 }
 
 py::list report_of(const Reducer& reducer) {
@@ -258,13 +265,14 @@ void register_reducer(py::module_& m) {
   m.def("plan_buckets", plan, py::arg("sizes"), py::arg("kinds"), py::arg("order"),
         py::arg("caps"));
   m.def("hash_of_sizes", hash_of_sizes);
-  py::class_<Reducer, std::shared_ptr<Reducer>>(m, "Reducer")
+  py::class_<Reducer, std::shared_ptr<Reducer>> reducer(m, "Reducer");
+  reducer
       .def(py::init(&make_reducer), py::arg("parameters"), py::arg("names"), py::arg("sparse"),
            py::arg("modules"), py::arg("group"), py::arg("schedule"), py::arg("caps"),
            py::arg("find_unused"), py::arg("grad_is_part"), py::arg("skip_unused"),
-           py::arg("static_graph"), py::arg("ordered"), py::arg("profiled_as"),
-           py::arg("reduce_sparse"), py::arg("update"), py::arg("tag"), py::arg("traced_as"),
-           py::arg("model"), py::arg("advice"))
+           py::arg("static_graph"), py::arg("says_words"), py::arg("ordered"),
+           py::arg("profiled_as"), py::arg("reduce_sparse"), py::arg("update"), py::arg("differ"),
+           py::arg("tag"), py::arg("traced_as"), py::arg("model"), py::arg("advice"))
       .def("begin_forward", &Reducer::begin_forward, NoGil())
       .def("end_forward",
            [](Reducer& reducer, bool synchronised, const py::iterable& outputs) {
@@ -363,6 +371,7 @@ void register_reducer(py::module_& m) {
              return out;
            })
       .def("report", report_of);
+  register_step_words(reducer);
 }
 
 }  // namespace dpcore

@@ -56,6 +56,7 @@ Reducer::Reducer(std::vector<Gradient> gradients, std::vector<std::vector<size_t
       norms_(communicator_, device_of(gradients_), settings_.tag),
       copier_(gradients_, buckets_, communicator_, settings_.grad_is_part),
       used_(gradients_.size(), communicator_, device_of(gradients_)),
+      words_(settings_.says_words, communicator_, device_of(gradients_), gradients_),
       trace_(communicator_, settings_.traced_as, settings_.profiled_as),
       progress_(schedule_->phases()),
       modules_(std::move(modules)),
@@ -327,6 +328,7 @@ void Reducer::end_forward(bool synchronised, const std::vector<at::Tensor>& outp
   record_.forward_end_ns = record_.computes_until_ns = now_ns();
   if (iteration_.open && synchronised_ && !synchronised) {
     only_of_outputs_ = true;  // backward of the forward before may still come
+    words_.end_forward(0, progress_.phases().updates());
     return;
   }
   if (iteration_.open) {
@@ -335,6 +337,7 @@ void Reducer::end_forward(bool synchronised, const std::vector<at::Tensor>& outp
   }
   finish_phases();
   synchronised_ = synchronised;
+  words_.end_forward(synchronised ? iteration_.step() : 0, progress_.phases().updates());
   if (!synchronised) {
     return;
   }
@@ -430,6 +433,20 @@ void Reducer::finish_iteration() {
   samples_.add(iteration_.completed, record_);
   sums_.add_communication(record_);
   ++iteration_.completed;
+  hear_words();
+}
+
+void Reducer::hear_words() {
+  uint32_t found = 0;
+  try {
+    const StepRecord::Wait waiting(record_);
+    found = words_.finish(slot_of_words(), settings_.tag, iteration_.completed);
+  } catch (...) {
+    raise_about("the words of all ranks about their steps");
+  }
+  if (found != 0) {
+    callbacks_.differ(found, words_.all());
+  }
 }
 
 // Gradients that autograd had none of, and another rank had.

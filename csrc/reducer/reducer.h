@@ -43,6 +43,7 @@
 #include "reducer/backward/step_figures.h"
 #include "reducer/backward/step_record.h"
 #include "reducer/backward/step_trace.h"
+#include "reducer/backward/step_words.h"
 #include "reducer/backward/used_map.h"
 #include "reducer/bucket/bucket.h"
 #include "reducer/bucket/gradient_copier.h"
@@ -62,6 +63,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
     bool grad_is_part = true;  // false: results are copied back to a grad of its own
     bool skip_unused = false;  // buckets of unused gradients only: the same ones on all ranks
     bool static_graph = false;
+    bool says_words = false;  // see step_words.h
     std::string profiled_as;  // of buckets on their way, in torch's profiler; empty: not here
     uint64_t tag = 0;         // of the model, so that ranks don't mix up models that look alike
     uint64_t traced_as = 0;   // its number in traces
@@ -76,6 +78,8 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
     std::function<void(const std::vector<size_t>&)> reduce_sparse;
     // The optimizer's step for the gradients of this bucket, or for this rank's part of them.
     std::function<void(const std::vector<size_t>&)> update;
+    // At the end of a step, alike on all ranks: their words have these StepWords::Findings.
+    std::function<void(uint32_t, const std::vector<Word>&)> differ;
   };
 
   // `modules`: numbers of the gradients that belong to each module, for schedules that ask.
@@ -96,6 +100,8 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   void end_forward(bool synchronised, const std::vector<at::Tensor>& outputs);
   // Tells the schedule, and waits for what it leaves in flight even then.
   void optimizer_steps();
+  // An optimizer of these parameters has stepped.
+  void optimizer_stepped() { words_.optimizer_stepped(progress_.phases().updates()); }
   // Waits for what a schedule left in flight at the end of backward; after update_steps(), for all
   // phases.
   void wait_for_gradients();
@@ -205,6 +211,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   const StepRecord& record() const { return record_; }
   StepSums& sums() { return sums_; }
   StepSamples& samples() { return samples_; }
+  StepWords& words() { return words_; }
 
  private:
   // GradientListener
@@ -246,6 +253,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   void advance(size_t b, Next next = Next::phase);
   void end_step_if_over();
   void finish_iteration();
+  void hear_words();
   void make_undefined();
   void await_or_defer();
   void give_back();
@@ -294,10 +302,11 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   void finish_phases_of(size_t b);
   uint64_t salted(uint64_t layout) const;
   std::string which_are_new() const;
-  // Of the communicator: one per bucket, one for the map of used gradients, one for norms, and one
-  // per gather, which may be launched before the first phase is over.
+  // Of the communicator: one per bucket, one each for the map of used gradients, norms and words,
+  // and one per gather, which may be launched before the first phase is over.
   size_t slot_of_norms() const { return buckets_.size() + 1; }
-  size_t slot_of_gather(size_t b) const { return buckets_.size() + 2 + b; }
+  size_t slot_of_words() const { return buckets_.size() + 2; }
+  size_t slot_of_gather(size_t b) const { return buckets_.size() + 3 + b; }
 
   // From the end of forward until every gradient has arrived once and backward is over.
   struct Iteration {
@@ -329,6 +338,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   StepRecord record_;
   StepSums sums_;
   StepSamples samples_;
+  StepWords words_;
   StepTrace trace_;
   StepTrace::Compute forward_;
   StepTrace::Compute backward_;

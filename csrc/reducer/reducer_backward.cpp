@@ -73,6 +73,7 @@ bool Reducer::is_expected() const {
 // This rank's own, until an average takes it along.
 void Reducer::accumulate(size_t i) {
   used_.set_accumulated(i, gradients_[i].parameter.grad().defined());
+  words_.add_local_gradient(i);
   if (sums_.is_watched) {
     record_.computes_until_ns = now_ns();
   }
@@ -94,6 +95,7 @@ void Reducer::take(size_t i) {
 void Reducer::arrive(size_t i) {
   Gradient& gradient = gradients_[i];
   gradient.iteration = iteration_.number;
+  words_.take_along(i);
   record_.arrival.push_back(i);
   if (!rebuilt_) {
     record_.arrival_ns.push_back(now_ns());
@@ -331,6 +333,7 @@ void Reducer::arrive_as_recorded() {
 
 void Reducer::shadow_backward() {
   wait_for_gradients();
+  words_.end_forward_without_inputs();
   open(false);
   for (Gradient& gradient : gradients_) {
     if (!gradient.is_sparse) {
@@ -365,6 +368,7 @@ void Reducer::shadow_backward() {
   synchronised_ = false;
   ++sums_.backwards;
   ++iteration_.completed;
+  hear_words();
 }
 
 }  // namespace dpcore

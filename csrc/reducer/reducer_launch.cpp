@@ -155,6 +155,7 @@ void Reducer::send(std::span<Bucket> together, Launch how) {
   call.layout = salted(together.size() == 1 ? together.front().layout : joined_layout(together));
   call.priority = how.priority;
   call.background = how.background;
+  call.words = words_.leave_with(hook_ != nullptr, iteration_.step());
   const int64_t now = now_ns();
   for (size_t i = 0; i < together.size(); ++i) {
     Bucket& bucket = together[i];

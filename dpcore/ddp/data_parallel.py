@@ -26,6 +26,7 @@ from torch.nn.parallel.distributed import DistributedDataParallel
 from dpcore import _C
 from dpcore.comm.communicators.protocol import capabilities_of, check_open, core_of
 from dpcore.ddp.across_steps.across_steps import STEP_ADVICE, AcrossSteps, FlushedBefore, listen
+from dpcore.ddp.mistakes.observer import Observer
 from dpcore.ddp.mistakes.reports import Reports, mode_of
 from dpcore.ddp.torch_face import dynamo, join, pickling, sync_batch_norm
 from dpcore.ddp.torch_face.logging_data import Logger, bucket_sizes
@@ -195,6 +196,7 @@ class DataParallel(FlushedBefore, TorchSurface):
         if (before := self.__dict__.get("_across")) is not None:
             before.leave()
         self._across = AcrossSteps(self) if goes_on else None
+        self._observer = Observer(self, self._mistakes)
         self._reducer = _C.Reducer(
             self._parameters_by_number,
             [name for name, _ in trained],
@@ -207,10 +209,12 @@ class DataParallel(FlushedBefore, TorchSurface):
             grad_is_part=self.gradient_as_bucket_view,
             skip_unused=self.skip_all_reduce_unused_params,
             static_graph=self.static_graph,
+            says_words=self._mistakes.is_on,
             ordered=self._deterministic or steps.adds_in_order,
             profiled_as=profiled_as(self, "all_reduce"),
             reduce_sparse=self._average_sparse,
             update=self._across.update if self._across is not None else self._no_update,
+            differ=self._observer.differ,
             tag=group.tag,
             traced_as=group.traced_as,
             model=group.name,
@@ -279,6 +283,7 @@ class DataParallel(FlushedBefore, TorchSurface):
             if reducer.is_incomplete:
                 completion.raise_if_incomplete(self)
             reducer.begin_forward()
+            self._observer.before_forward()
             if not self._looked_for_optimizers:
                 self._setup_in_backward_optimizers()
         joins = self._join_config.enable
@@ -304,6 +309,8 @@ class DataParallel(FlushedBefore, TorchSurface):
         if not learning:
             self.require_forward_param_sync = False  # ranks may run different numbers of these
         elif not self.reducer.was_prepared_since(prepared):
+            if synchronised and self._mistakes.is_on:
+                self._observer.after_forward(inputs, kwargs)
             output = self._expect_gradients(output, synchronised)
         return output
 

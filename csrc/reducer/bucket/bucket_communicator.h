@@ -14,10 +14,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 
 #include "comm/base/types.h"
+#include "comm/base/word.h"
 #include "comm/group/trace.h"
 
 namespace dpcore {
@@ -30,6 +32,7 @@ struct BucketCall {
   uint64_t layout = 0;     // what the bucket holds, to be compared between ranks
   bool background = true;  // false: only wait() needs to drive it
   std::optional<size_t> after = std::nullopt;  // the slot whose operation makes what this one sends
+  std::shared_ptr<Words> words = nullptr;      // where carries_words()
 };
 
 // One gradient, and where its part of flat memory begins.
@@ -60,6 +63,8 @@ class BucketCommunicator {
   virtual at::Tensor allocate(size_t elements, at::ScalarType type, at::Device device) = 0;
   // Whether start() knows reduce_scatter and all_gather.
   virtual bool can_go_in_halves() const { return false; }
+  // Whether start() takes words along.
+  virtual bool carries_words() const { return false; }
   // Whether one rank may call allocate() without the others.
   virtual bool allocates_alone() const { return true; }
 

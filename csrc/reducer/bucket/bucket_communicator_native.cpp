@@ -23,6 +23,7 @@ class NativeBucketCommunicator final : public BucketCommunicator {
   int world() const override { return communicator_->world(); }
   void check_usable() override { communicator_->check_usable(); }
   bool can_go_in_halves() const override { return true; }
+  bool carries_words() const override { return true; }
   at::Tensor allocate(size_t elements, at::ScalarType type, at::Device device) override {
     if (!device.is_cpu()) {
       throw Unsupported("the native communicator reduces gradients on the CPU, not on " +
@@ -94,6 +95,7 @@ Request request_of(const at::Tensor& bucket, const BucketCall& call, int rank, i
     }
   }
   request.layout = call.layout;
+  request.words = call.words;
   request.priority = call.priority;
   return request;
 }

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 import torch
 from torch import nn
 
+from dpcore.base.module_hook import ModuleHook
 from dpcore.comm.communicators.read_back import numbers_in
 from dpcore.ddp.wrapper.needs import Needs, Uses
 from dpcore.ddp.wrapper.parameters import comes_sparse
@@ -230,7 +231,7 @@ class AcrossSteps:
         model = self._wrapped()
         if model._reducer.is_current(number):
             return
-        name, schedule = name_of(model, number), model.schedule
+        name, schedule = model._reducer.name_of(number), model.schedule
         for module in self._has_begun:  # the schedule has had forward_begin for these modules
             if number in self._modules[module][1]:
                 raise Error(_not_awaited(model, name, module))
@@ -251,20 +252,6 @@ class AcrossSteps:
         model = self._model()
         assert model is not None  # which owns this object
         return model
-
-
-class ModuleHook:
-    """A hook on a module. In a copy of the module, by pickle or deepcopy, it does nothing."""
-
-    def __init__(self, call: Callable[[], None] | None = None) -> None:
-        self._call = call
-
-    def __call__(self, *_: Any) -> None:
-        if self._call is not None:
-            self._call()
-
-    def __reduce__(self) -> Any:
-        return ModuleHook, ()
 
 
 def listen(
@@ -308,7 +295,8 @@ class FlushedBefore(nn.Module):
             found = {n: p.grad.clone() for n, p in enumerate(parameters) if p.grad is not None}
         else:
             found = across.steps().full_gradients()
-        return {name_of(named, number): gradient for number, gradient in found.items()}
+        name_of = self._reducer.name_of
+        return {name_of(number): gradient for number, gradient in found.items()}
 
     def _no_update(self, buckets: list[int]) -> None:
         raise AssertionError(f"buckets {buckets} have no update: it is the program that steps")
@@ -328,12 +316,6 @@ class FlushedBefore(nn.Module):
         """As in torch. ``flush()`` comes first."""
         self.flush()
         return super().named_parameters(*args, **kwargs)
-
-
-def name_of(model: Wrapped, number: int) -> str:
-    """A parameter's name in the wrapped module."""
-    wanted = model._parameters_by_number[number]
-    return next((n for n, p in model.module.named_parameters() if p is wanted), f"#{number}")
 
 
 def _not_awaited(model: Wrapped, name: str, module: int) -> str:

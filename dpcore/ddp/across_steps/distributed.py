@@ -39,6 +39,8 @@ class DistributedOptimizer(Optimizer):
     under "priority" and "dear".
     """
 
+    records_steps = True  # for others to be done: the one inside does them, a few at a time
+
     def __init__(self, optimizer: Optimizer, model: Any) -> None:
         is_wrapped = isinstance(model, FlushedBefore)
         if not is_wrapped or model._across is None:

@@ -11,11 +11,16 @@ well, "raise" raises what would be a warning, and "ignore" looks for nothing.
 from __future__ import annotations
 
 import os
+import sys
 import warnings
+from pathlib import Path
+
+import torch
 
 from dpcore.errors import Error, Mismatch, MistakeWarning, Unsupported
 
 MODES = ("warn", "all", "raise", "ignore")
+_LIBRARIES = (str(Path(__file__).parents[2]), str(Path(torch.__file__).parent))
 
 
 def mode_of(asked: str | None) -> str:
@@ -28,6 +33,14 @@ def mode_of(asked: str | None) -> str:
 
 def _wanted() -> str:
     return os.environ.get("DPCORE_MISTAKES") or "warn"
+
+
+def _level_of_program() -> int:
+    """How far above the caller the program's own code is."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 class Reports:
@@ -56,7 +69,7 @@ class Reports:
         self._told.add(kind)
         if self.mode == "raise":
             raise Error(text)
-        warnings.warn(text, MistakeWarning, stacklevel=2)
+        warnings.warn(text, MistakeWarning, stacklevel=_level_of_program())
 
     def note(self, kind: str, text: str) -> None:
         """Keeps a line for ``dpcore.check``, ``bucket_report()`` and the monitor."""

@@ -33,6 +33,7 @@ _OF_THIS_PROCESS = (
     "_model_group",
     "_mixed",
     "_monitor",
+    "_observer",
     "_reducer",
     "_torch_group",
     "_watch",

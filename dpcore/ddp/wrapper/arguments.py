@@ -160,6 +160,7 @@ def compared(model: Wrapped) -> dict[str, Any]:
         "static_graph": model.static_graph,
         "skip_all_reduce_unused_params": model.skip_all_reduce_unused_params,
         "forward_sync_buffers": model.forward_sync_buffers,
+        "mistakes": "looked for" if model._mistakes.is_on else "ignored",
     }
 
 

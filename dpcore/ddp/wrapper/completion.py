@@ -22,7 +22,10 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from dpcore.comm.launch import session
 from dpcore.ddp.wrapper.in_flight import Guard
@@ -60,6 +63,7 @@ def watch(model: Wrapped) -> None:
     if not _listening:
         _listening = True
         register_optimizer_step_pre_hook(_before_step)
+        register_optimizer_step_post_hook(_after_step)
         session.call_before_finalize(_before_finalize)
 
 
@@ -79,6 +83,15 @@ def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
                 raise_if_incomplete(model)
             if model._reducer.wants_optimizer:
                 model._reducer.optimizer_steps()
+        if model is not None and model._mistakes.is_on:
+            model._observer.before_step(optimizer)
+
+
+def _after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    for owner in _trained_by[optimizer][1] if optimizer in _trained_by else ():
+        model = owner()
+        if model is not None and model._mistakes.is_on:
+            model._observer.after_step(optimizer)
 
 
 def _check_averaged(optimizer: torch.optim.Optimizer, model: Wrapped) -> None:
@@ -115,6 +128,8 @@ def _before_finalize(communicator: Communicator) -> None:
     for model in _all():
         if model.group is communicator and model._across is not None:
             model._across.finish()
+        if model.group is communicator:
+            model._observer.warn_of_unaveraged()
         if model.group is communicator and model._reducer.has_ended_incomplete:
             raise_if_incomplete(model)
 

@@ -17,7 +17,6 @@ from dpcore.comm.communicators.protocol import GradientGroup, capabilities_of
 
 if TYPE_CHECKING:
     from dpcore import _C
-    from dpcore.ddp.mistakes.reports import Reports
     from dpcore.ddp.wrapper.delayed import DelayedGradients
     from dpcore.ddp.wrapper.model_group import ModelGroup
 
@@ -98,7 +97,8 @@ class Wrapped(Protocol):
 
     # Reports.
     logger: Any
-    _mistakes: Reports
+    _mistakes: Any  # Reports and Observer of mistakes/
+    _observer: Any
 
     @property
     def _first_steps(self) -> Choices: ...

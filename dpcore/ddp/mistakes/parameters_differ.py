@@ -1,0 +1,116 @@
+"""Compares the parameters of all ranks once there is a reason to: a copy of the model travels."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from dpcore.comm.communicators.read_back import numbers_in
+
+if TYPE_CHECKING:
+    from dpcore.ddp.wrapper.wrapped import Wrapped
+
+_ROUNDING = 16  # differences of so many steps of the type may come from different processors
+
+
+class Difference(NamedTuple):
+    """Where the parameters of ranks differ."""
+
+    odd: list[int]  # the ranks that differ from the most
+    world: int
+    name: str  # of the first parameter
+    parameters: int  # that differ
+    elements: int  # of the first one, on the rank where most do
+    of_elements: int
+    largest: float  # difference of an element
+    is_rounding: bool
+
+    def in_words(self) -> str:
+        more = f" and {self.parameters - 1} more" if self.parameters > 1 else ""
+        return (
+            f"the parameters of {ranks_in_words(self.odd)} differ from those of "
+            f"{others_in_words(self.world, self.odd)}: "
+            f"{self.name} in {self.elements} of {self.of_elements} elements, by up to "
+            f"{self.largest:.3g}{more}"
+        )
+
+
+def ranks_in_words(ranks: Sequence[int]) -> str:
+    """ "rank 1", "ranks 1 and 3", "ranks 1, 2 and 3"."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+
+
+def others_in_words(world: int, odd: Sequence[int]) -> str:
+    """ "the other ranks", or the only one."""
+    others = [rank for rank in range(world) if rank not in odd]
+    return ranks_in_words(others) if len(others) == 1 else "the other ranks"
+
+
+def odd_ones(values: Sequence[Any]) -> list[int]:
+    """The ranks whose value is not that of the most; of as many, that of the lowest rank counts."""
+    counts = Counter(values)
+    most = max(counts.values())
+    usual = next(value for value in values if counts[value] == most)
+    return [rank for rank, value in enumerate(values) if value != usual]
+
+
+@torch.no_grad()
+def difference(model: Wrapped) -> Difference | None:
+    """Between the ranks' parameters at this moment, or None. All ranks call it."""
+    group, parameters = model._model_group, model._parameters_by_number
+    facts = torch.zeros(len(parameters), 3, dtype=torch.float64)
+    for number, parameter in enumerate(parameters):
+        mine = parameter.detach()
+        of_0 = mine.clone(memory_format=torch.contiguous_format)
+        group.broadcast(of_0, 0)
+        facts[number] = torch.tensor([*_against(mine, of_0), _checksum(mine)], dtype=torch.float64)
+    own = facts.to(model.device).reshape(-1)
+    gathered = torch.empty(group.world_size * own.numel(), dtype=own.dtype, device=own.device)
+    group.all_gather(gathered, own)
+    everywhere = torch.tensor(numbers_in(gathered, group)).view(group.world_size, -1, 3)
+    differs = (everywhere[:, :, 0] > 0).any(0).nonzero().flatten().tolist()
+    if not differs:
+        return None
+    first = differs[0]
+    here = everywhere[:, first]
+    odd = odd_ones([tuple(row) for row in here[:, [2]].tolist()]) or [
+        rank for rank in range(group.world_size) if here[rank, 0] > 0
+    ]
+    return Difference(
+        odd,
+        group.world_size,
+        model._reducer.name_of(first),
+        len(differs),
+        int(here[:, 0].max()),
+        parameters[first].numel(),
+        float(here[:, 1].max()),
+        all(_is_rounding(parameters[n], float(everywhere[:, n, 1].max())) for n in differs),
+    )
+
+
+def _against(mine: torch.Tensor, of_0: torch.Tensor) -> tuple[float, float]:
+    """The number of elements that differ, and by how much at most."""
+    differ = (mine != of_0) & ~((mine != mine) & (of_0 != of_0))
+    count = int(differ.sum())
+    if count == 0:
+        return 0.0, 0.0
+    by = (mine[differ].to(torch.complex128) - of_0[differ].to(torch.complex128)).abs()
+    return float(count), float(by.max())
+
+
+def _checksum(values: torch.Tensor) -> float:
+    """A number that tells the ranks' values apart."""
+    sums = torch.view_as_real(values) if values.is_complex() else values
+    return float(sums.double().nan_to_num(7.0, 8.0, 9.0).sum())
+
+
+def _is_rounding(parameter: torch.Tensor, largest: float) -> bool:
+    if not (parameter.is_floating_point() or parameter.is_complex()):
+        return False
+    scale = float(parameter.detach().abs().max())
+    return largest <= _ROUNDING * torch.finfo(parameter.dtype).eps * scale
