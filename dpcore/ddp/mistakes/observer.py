@@ -45,7 +45,8 @@ class Observer:
         self._averages_itself = False
         self.first_unaveraged = ""  # in words
         if reports.is_on:
-            handle = model.module.register_load_state_dict_post_hook(self._count_loads())
+            module: Any = model.module
+            handle = module.register_load_state_dict_post_hook(self._count_loads())
             weakref.finalize(self, handle.remove).atexit = False
 
     # ---- around forward ----------------------------------------------------------------------

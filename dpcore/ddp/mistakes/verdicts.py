@@ -8,6 +8,7 @@ word names, and parameters that differ, are a proof.
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dpcore.ddp.mistakes.parameters_differ import (
@@ -242,12 +243,12 @@ def _notes(found: Finding, said: list[Said]) -> list[tuple[str, str]]:
     return notes
 
 
-def _list(counts: list[int]) -> str:
+def _list(counts: Sequence[int]) -> str:
     shown = ", ".join(map(str, counts[:8]))
     return shown + (", ..." if len(counts) > 8 else "")
 
 
-def _per_rank(values: list[float]) -> str:
+def _per_rank(values: Sequence[float]) -> str:
     """ "0.1 on rank 0, 0.2 on rank 1"; of many ranks, the odd ones and the others."""
     odd = odd_ones(values)
     usual = next(value for rank, value in enumerate(values) if rank not in odd)
