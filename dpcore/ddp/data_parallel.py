@@ -32,7 +32,7 @@ from dpcore.ddp.torch_face import dynamo, join, pickling, sync_batch_norm
 from dpcore.ddp.torch_face.logging_data import Logger, bucket_sizes
 from dpcore.ddp.torch_face.reducer_face import ReducerFace
 from dpcore.ddp.torch_face.torch_surface import TorchSurface, without_torchs_machinery
-from dpcore.ddp.wrapper import arguments, completion, nesting, parameters
+from dpcore.ddp.wrapper import arguments, completion, nesting, parameters, weighted
 from dpcore.ddp.wrapper.bucket_report import BucketReport
 from dpcore.ddp.wrapper.buffer_sync import BufferSync
 from dpcore.ddp.wrapper.delayed import DelayedGradients
@@ -87,6 +87,8 @@ class DataParallel(FlushedBefore, TorchSurface):
     tensor([[3., 3.]])
     >>> dpcore.finalize()
     """
+
+    _weight: float | None = None  # a factor of gradients, in a block of weighted()
 
     def __init__(
         self,
@@ -312,6 +314,8 @@ class DataParallel(FlushedBefore, TorchSurface):
             if synchronised and self._mistakes.is_on:
                 self._observer.after_forward(inputs, kwargs)
             output = self._expect_gradients(output, synchronised)
+        if learning and self._weight is not None:
+            output = weighted.scale_gradients(output, self._weight, self._ddp_sink_clone)
         return output
 
     def _run(self, synchronised: bool, inputs: Any, kwargs: Any) -> Any:
@@ -362,6 +366,17 @@ class DataParallel(FlushedBefore, TorchSurface):
             yield
         finally:
             self.require_backward_grad_sync = before
+
+    def weighted(self, count: float | torch.Tensor) -> contextlib.AbstractContextManager[None]:
+        """In this block a loss is a mean over ``count`` samples or tokens of this rank, and
+        gradients become the mean over those of all ranks, whose counts may differ. All ranks call
+        it, also one that has none (0). With gradient accumulation one block holds all micro-batches
+        of a step, and each loss is a sum divided by the rank's count for the step.
+
+        >>> with model.weighted(len(targets)):                 # doctest: +SKIP
+        ...     loss(model(inputs), targets).backward()
+        """
+        return weighted.weighted(self, count)
 
     # ---- what can be seen --------------------------------------------------------------------
 

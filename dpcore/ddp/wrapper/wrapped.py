@@ -90,6 +90,7 @@ class Wrapped(Protocol):
     _divide_by_initial_world_size: bool
     _join_scale: float
     _join_config: Any
+    _weight: float | None
 
     # Buffers.
     _futures_of_buffers: list[Any]
