@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         write_flight_record,
     )
     from dpcore.ddp.across_steps.distributed import DistributedOptimizer
+    from dpcore.ddp.check import CheckResult, check
     from dpcore.ddp.data_parallel import DataParallel
     from dpcore.ddp.data_parallel import DataParallel as DistributedDataParallel
     from dpcore.ddp.local_updates.diloco import DiLoCo
@@ -84,6 +85,7 @@ _HOMES = {
     "dpcore.comm.communicators.nccl": "nccl_library",
     "dpcore.comm.communicators.torch_group": "TorchCommunicator",
     "dpcore.comm.communicators.work": "Work",
+    "dpcore.ddp.check": "CheckResult check",
     "dpcore.ddp.data_parallel": "DataParallel",
     "dpcore.ddp.wrapper.launch_control": "LaunchControl",
     "dpcore.ddp.wrapper.launch_schedule": "LaunchSchedule",
@@ -113,6 +115,7 @@ _OTHER_NAMES = {"DistributedDataParallel": "DataParallel"}
 
 __all__ = [
     "BackendOptions",
+    "CheckResult",
     "Communicator",
     "DataParallel",
     "DiLoCo",
@@ -143,6 +146,7 @@ __all__ = [
     "all_to_all",
     "barrier",
     "broadcast",
+    "check",
     "check_schedule",
     "communicator_of",
     "compose_comm_hooks",

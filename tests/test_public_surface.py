@@ -202,6 +202,7 @@ calls = {
     "reduce_scatter": lambda: dp.reduce_scatter(four(), four()),
     "scatter": lambda: dp.scatter(four(), four()),
     "algorithms_of": lambda: dp.algorithms_of("all_reduce"),
+    "check": lambda: dp.check(model),
     "check_schedule": lambda: dp.check_schedule(ring),
     "schedule_cost": lambda: dp.schedule_cost(ring, 8, 4),
     "compose_comm_hooks": lambda: dp.compose_comm_hooks((None, lambda state, bucket: None)),
@@ -216,7 +217,7 @@ calls = {
 }
 kinds = (dp.Communicator, dp.DataParallel, dp.LaunchControl, dp.LaunchSchedule, dp.Overlap)
 kinds += (dp.BackendOptions, dp.MpiCommunicator, dp.TorchCommunicator)
-kinds += (dp.DistributedOptimizer, dp.GradientNoiseScale, dp.Monitor)
+kinds += (dp.CheckResult, dp.DistributedOptimizer, dp.GradientNoiseScale, dp.Monitor)
 kinds += (dp.DiLoCo, dp.LocalSGD, dp.Schedule, dp.Trace, dp.Work, dp.Error)
 kinds += (dp.Mismatch, dp.MistakeWarning, dp.PeerLost, dp.RendezvousError, dp.Timeout)
 kinds += (dp.Unsupported,)

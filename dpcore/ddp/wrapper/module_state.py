@@ -58,17 +58,12 @@ def compare(
 ) -> list[int]:
     """All ranks call it. Raises ``Mismatch`` on every rank, naming the first line that differs from
     rank 0's. Returns the ranks' numbers."""
-    text = "\n".join(lines).encode()
-    mine = torch.tensor([digest_of(lines), len(text), number], device=device)
-    gathered = torch.empty(3 * group.world_size, dtype=torch.int64, device=device)
-    group.all_gather(gathered, mine)
-    numbers = numbers_in(gathered, group)
-    facts = [numbers[at : at + 3] for at in range(0, len(numbers), 3)]
+    text, facts = gather_facts(group, lines, device, number)
     odd = [rank for rank, fact in enumerate(facts) if fact[:2] != facts[0][:2]]
     if not odd:
         return [fact[2] for fact in facts]
     of_0, of_odd = (
-        _text_of(group, text, rank, facts[rank][1], device).splitlines() for rank in (0, odd[0])
+        text_of(group, text, rank, facts[rank][1], device).splitlines() for rank in (0, odd[0])
     )
     raise Mismatch(
         f"rank {group.rank}: the {subject} of ranks 0 and {', '.join(map(str, odd))} differ. "
@@ -76,14 +71,26 @@ def compare(
     )
 
 
+def gather_facts(
+    group: GradientGroup, lines: Sequence[str], device: torch.device, *numbers: int
+) -> tuple[bytes, list[list[int]]]:
+    """All ranks call it. Returns the lines as text, and of each rank the digest of its lines, the
+    length of their text, and its numbers."""
+    text = "\n".join(lines).encode()
+    mine = torch.tensor([digest_of(lines), len(text), *numbers], device=device)
+    gathered = torch.empty(len(mine) * group.world_size, dtype=torch.int64, device=device)
+    group.all_gather(gathered, mine)
+    rows = numbers_in(gathered.view(group.world_size, -1), group)
+    return text, rows
+
+
 def digest_of(lines: Sequence[str]) -> int:
     """A hash of 56 bits."""
     return int.from_bytes(hashlib.sha256("\n".join(lines).encode()).digest()[:7], "big")
 
 
-def _text_of(
-    group: GradientGroup, mine: bytes, rank: int, length: int, device: torch.device
-) -> str:
+def text_of(group: GradientGroup, mine: bytes, rank: int, length: int, device: torch.device) -> str:
+    """All ranks call it. Returns the text of ``rank``, which has ``length`` bytes."""
     if length == 0:
         return ""
     text = torch.zeros(length, dtype=torch.uint8, device=device)
