@@ -101,7 +101,7 @@ class Contents:
                 reason = _REPLACED if is_replaced else _OF_OWN_BATCHES if is_own else ""
                 self._add_tensor(f"{label}buffers", f"{label}buffer {full}", buffer, reason)
         if ignored:
-            self.notes.append(f"left out, as DataParallel ignores them: {_some(sorted(ignored))}")
+            self.notes.append(f"left out, as DataParallel ignores them: {some_of(sorted(ignored))}")
 
     def _add_optimizer(self, optimizer: torch.optim.Optimizer, label: str) -> None:
         names = {}
@@ -155,7 +155,8 @@ def _keeps_parts(optimizer: Any) -> bool:
     return "ZeroRedundancyOptimizer" in kinds or ("DistributedOptimizer" in kinds and is_in_parts)
 
 
-def _some(names: list[str]) -> str:
+def some_of(names: list[str]) -> str:
+    """The first of the names, for a message."""
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 

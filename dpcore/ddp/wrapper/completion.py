@@ -28,6 +28,7 @@ from torch.optim.optimizer import (
 )
 
 from dpcore.comm.launch import session
+from dpcore.ddp.mistakes import local_notes
 from dpcore.ddp.wrapper.in_flight import Guard
 from dpcore.errors import Error
 
@@ -85,6 +86,8 @@ def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
                 model._reducer.optimizer_steps()
         if model is not None and model._mistakes.is_on:
             model._observer.before_step(optimizer)
+    models = [model for owner in known[1] if (model := owner()) is not None]
+    local_notes.before_step(optimizer, models, _all)
 
 
 def _after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
