@@ -12,6 +12,7 @@ the value itself.
 
 from __future__ import annotations
 
+import os
 import time
 import weakref
 from collections import Counter
@@ -23,6 +24,7 @@ import torch
 
 from dpcore.comm.communicators.protocol import GradientGroup
 from dpcore.comm.communicators.read_back import numbers_in, on_host
+from dpcore.ddp.across_steps.distributed import DistributedOptimizer
 from dpcore.ddp.mistakes.contents import (
     Contents,
     Entry,
@@ -30,9 +32,10 @@ from dpcore.ddp.mistakes.contents import (
     digest_of_value,
     random_states,
 )
+from dpcore.ddp.mistakes.local_notes import optimizers_of
 from dpcore.ddp.wrapper.gradient_group import choose_group
 from dpcore.ddp.wrapper.module_state import digest_of, gather_facts, text_of
-from dpcore.errors import Mismatch
+from dpcore.errors import Mismatch, Unsupported
 
 _MOST_BYTES = 64 << 20  # a value up to this size is sent to count the elements that differ
 _TEXT_BYTES = 160
@@ -157,6 +160,36 @@ def check(model: Any, *more: Any, comm: Any = None) -> CheckResult:
         f"{_sizes(contents.entries)} on {world} rank{'s' * (world > 1)} in {seconds:.2g} s",
         group.rank,
     )
+
+
+def every_from_variable() -> CheckEvery | None:
+    """What DPCORE_CHECK_EVERY asks for."""
+    wanted = os.environ.get("DPCORE_CHECK_EVERY") or "0"
+    if not wanted.isdecimal():
+        raise Unsupported(
+            f"DPCORE_CHECK_EVERY={wanted}: it must be a number of steps such as 100, or 0 for never"
+        )
+    return CheckEvery(int(wanted)) if int(wanted) else None
+
+
+class CheckEvery:
+    """Checks a model, and the optimizers that have stepped it, before every n-th synchronised
+    forward after the first."""
+
+    def __init__(self, every: int) -> None:
+        self.every = every
+        self._checked_at = 0
+
+    def before_forward(self, model: Any) -> None:
+        """All ranks call it before a synchronised forward. Raises ``Mismatch`` if they differ."""
+        done, before = model._reducer.completed, self._checked_at
+        if done == before or done % self.every or model._join_config.enable:
+            return
+        self._checked_at = done
+        optimizers = optimizers_of(model, since=before)
+        if model._across is not None:  # the optimizer inside steps parts of buckets
+            optimizers = [one for one in optimizers if isinstance(one, DistributedOptimizer)]
+        check(model, *optimizers).raise_if_different()
 
 
 def _memory_of(first: Any) -> tuple[_Memory, str]:

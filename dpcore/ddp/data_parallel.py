@@ -27,6 +27,7 @@ from dpcore import _C
 from dpcore.comm.communicators.protocol import capabilities_of, check_open, core_of
 from dpcore.ddp.across_steps.across_steps import STEP_ADVICE, AcrossSteps, FlushedBefore, listen
 from dpcore.ddp.mistakes.observer import Observer
+from dpcore.ddp.check import every_from_variable
 from dpcore.ddp.mistakes.reports import Reports, mode_of
 from dpcore.ddp.torch_face import dynamo, join, pickling, sync_batch_norm
 from dpcore.ddp.torch_face.logging_data import Logger, bucket_sizes
@@ -231,6 +232,7 @@ class DataParallel(FlushedBefore, TorchSurface):
         self._hook_runner = None
         self._futures_of_buffers: list[Any] = []
         self._looked_for_optimizers = False
+        self._check_every = every_from_variable()
         # Ranks that are threads share torch's class, and would see each other's models there.
         self._is_seen_by_dynamo = getattr(self.group, "transport", "") != "inproc"
         self._mixed: MixedPrecision | None = None
@@ -292,6 +294,8 @@ class DataParallel(FlushedBefore, TorchSurface):
         root = join.begin_forward(self) if joins else 0
         if self._syncs_buffers(before_forward=True):
             self._sync_module_buffers(root)
+        if synchronised and self._check_every is not None:
+            self._check_every.before_forward(self)
         if joins:
             _, active = join.count_active(self, is_active=True)
             join.take_part(self, active)

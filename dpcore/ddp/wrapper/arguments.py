@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -161,6 +162,7 @@ def compared(model: Wrapped) -> dict[str, Any]:
         "skip_all_reduce_unused_params": model.skip_all_reduce_unused_params,
         "forward_sync_buffers": model.forward_sync_buffers,
         "mistakes": "looked for" if model._mistakes.is_on else "ignored",
+        "DPCORE_CHECK_EVERY": os.environ.get("DPCORE_CHECK_EVERY") or "0",
     }
 
 
