@@ -413,10 +413,9 @@ class DataParallel(FlushedBefore, TorchSurface):
 
     def bucket_report(self) -> BucketReport:
         """The gradients in each bucket, and the times at which the last backward filled, sent and
-        completed it."""
-        reducer = self._reducer
-        why = self._first_steps.why
-        return BucketReport(reducer.report(), self.schedule, reducer.has_rebuilt, why)
+        completed it; then notes about mistakes."""
+        reducer, why, notes = self._reducer, self._first_steps.why, self._mistakes.notes
+        return BucketReport(reducer.report(), self.schedule, reducer.has_rebuilt, why, notes)
 
     @property
     def _has_rebuilt_buckets(self) -> bool:  # type: ignore[override]

@@ -67,6 +67,7 @@ class Monitor:
         window = min(max(every, _LEAST_WINDOW), _MOST_WINDOW)
         self._steps: deque[tuple[_Moment, _Moment]] = deque(maxlen=window)  # when each began, ended
         self._pending: tuple[Any, torch.Tensor, int] | None = None
+        self._notes_told = 0
         self.last: dict[str, Any] | None = None
         """The figures of the last line, on every rank."""
         self.lines = 0
@@ -141,7 +142,9 @@ class Monitor:
         self._say(step, rows)
 
     def _say(self, step: int, rows: torch.Tensor) -> None:
-        self.last = figures_of(step, [RankSteps(*row) for row in rows.tolist()])
+        notes = self._model._mistakes.notes
+        new, self._notes_told = notes[self._notes_told :], len(notes)
+        self.last = figures_of(step, [RankSteps(*row) for row in rows.tolist()], new)
         if self._model.group.rank == 0:
             self._tell(self.last)
 

@@ -135,7 +135,7 @@ def _of_others(ranks: Sequence[RankSteps], rank: int, name: str) -> float:
     return statistics.median(others) if others else 0.0
 
 
-def figures_of(step: int, ranks: Sequence[RankSteps]) -> dict[str, Any]:
+def figures_of(step: int, ranks: Sequence[RankSteps], notes: Sequence[str] = ()) -> dict[str, Any]:
     """The argument of the monitor's ``to``; docs/monitor.md explains each entry. Times are medians
     over the steps, then over the ranks."""
     active = [rank for rank in ranks if rank.steps > 0]
@@ -158,6 +158,7 @@ def figures_of(step: int, ranks: Sequence[RankSteps]) -> dict[str, Any]:
         "slow_rank": None if slow is None else slow.rank,
         "slow": "" if slow is None else str(slow),
         "ranks": [rank._asdict() for rank in ranks],
+        "notes": list(notes),
     }
 
 
@@ -178,9 +179,10 @@ def line_of(figures: dict[str, Any]) -> str:
             f"{_size(figures['bytes'])}"
         )
     if figures["slow"]:
-        return f"{text}; {figures['slow']}"
-    alone = len(figures["ranks"]) == 1
-    return text if alone else f"{text}; compute differs by {figures['skew']:.0%}, no rank is slow"
+        text += f"; {figures['slow']}"
+    elif len(figures["ranks"]) > 1:
+        text += f"; compute differs by {figures['skew']:.0%}, no rank is slow"
+    return "; note: ".join([text, *figures["notes"]])
 
 
 def _size(count: float) -> str:

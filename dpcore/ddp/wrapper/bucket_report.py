@@ -32,11 +32,13 @@ class BucketReport(Sequence[BucketLine]):
         schedule: str,
         rebuilt: bool,
         why: Mapping[str, str] = MappingProxyType({}),
+        notes: Sequence[str] = (),
     ) -> None:
         self._lines = [BucketLine(**line) for line in lines]
         self.schedule = schedule
         self.rebuilt = rebuilt
         self.why = dict(why)  # the reasons for the choices of the first steps
+        self.notes = list(notes)  # about mistakes that right programs make as well
 
     def __getitem__(self, index: Any) -> Any:
         return self._lines[index]
@@ -60,7 +62,8 @@ class BucketReport(Sequence[BucketLine]):
             ]
             for number, line in enumerate(self)
         ]
-        return table(columns, rows, self._head()[0]) + paragraphs(self._head()[1:])
+        head = self._head()
+        return table(columns, rows, head[0]) + paragraphs([*head[1:], *self._tail()])
 
     def _head(self) -> list[str]:
         order = "of arrival" if self.rebuilt else "of registration, reversed"
@@ -69,6 +72,9 @@ class BucketReport(Sequence[BucketLine]):
             f"schedule {self.schedule}, {buckets} in the order {order}",
             *(f"{what} chosen: {reason}" for what, reason in self.why.items()),
         ]
+
+    def _tail(self) -> list[str]:
+        return [f"note: {note}" for note in self.notes]
 
     def __repr__(self) -> str:
         """The table as text."""
@@ -81,7 +87,7 @@ class BucketReport(Sequence[BucketLine]):
             shown = "".join(f"{'-':>11}" if time is None else f"{time:>11.3f}" for time in times)
             size = line.bytes / 2**20
             text.append(f"{number:>6}  {size:>10.3f}  {line.dtype:<8}{shown}  {_names(line)}")
-        return "\n".join(text)
+        return "\n".join([*text, *self._tail()])
 
 
 def _names(line: BucketLine) -> str:
