@@ -229,6 +229,33 @@ def sparse(ranks):
     torch.testing.assert_close(module.weight.grad.to_dense(), wanted)
 
 
+def unequal_batches(ranks):
+    """Rank r has r + 1 samples, and the mean is over all of them."""
+    model, reference = ranks.wrap(), Small()
+    counts = range(1, ranks.world + 1)
+    x, y = batch(0, sum(counts))
+    nn.functional.mse_loss(reference(x), y).backward()
+    x, y = (whole.split(list(counts))[ranks.rank] for whole in (x, y))
+    with model.weighted(len(x)):
+        nn.functional.mse_loss(model(x), y).backward()
+    for mine, other in zip(model.module.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, other.grad)
+
+
+def a_difference_of_the_last_rank(ranks):
+    model = ranks.wrap()
+    optimizer = OPTIMIZERS["adamw"](model.module.parameters())
+    assert dpcore.check(model, optimizer)
+    with torch.no_grad():
+        model.module.last.bias[1] += 0.5 if ranks.rank == ranks.world - 1 else 0.0
+    found = dpcore.check(model, optimizer)
+    assert bool(found) == (ranks.world == 1)
+    if not found:
+        (difference,) = found.differences
+        assert difference.ranks == (ranks.world - 1,)
+        assert "in 1 of 3 elements, by up to 0.5; equal after step 0" in difference.text
+
+
 FEATURES = (
     options_that_change_nothing,
     a_hook_of_torch,
@@ -242,6 +269,8 @@ FEATURES = (
     normalisation,
     buffers,
     sparse,
+    unequal_batches,
+    a_difference_of_the_last_rank,
     one_left_out,  # ends the group
 )
 
