@@ -1,4 +1,4 @@
-"""What a program gets: its rank, data, and the wrapper that it is judged with.
+"""What a program of the museum gets: its rank, data, and the wrapper that it is judged with.
 
 A program is a generator that yields after each of its steps, so that whoever runs it knows in which
 step something was said. It is written once, as a script for DDP, and runs over torch and dpcore.
