@@ -11,7 +11,6 @@ from torch.distributed.algorithms.ddp_comm_hooks import (
     powerSGD_hook,
 )
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
-from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimizer
 from torch.optim.swa_utils import SWALR, AveragedModel, update_bn
 
 import dpcore
@@ -105,6 +104,8 @@ def local_sgd_of_dpcore(here):
 @right(in_group=True)
 def post_local_sgd(here):
     """torch's hook, which stops averaging gradients, and its averager of parameters."""
+    from torch.distributed.optim import PostLocalSGDOptimizer  # takes a second, and warns
+
     model = here.wrap(Net())
     state = post_localSGD_hook.PostLocalSGDState(
         None, None, start_localSGD_iter=2, post_local_gradient_allreduce=False
@@ -156,6 +157,8 @@ def power_sgd(here):
 @right(in_group=True)
 def zero_redundancy_optimizer(here):
     """Each rank keeps the state of some parameters, and sends them to the others."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
     model = here.wrap(Net())
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.01)
     for step in here.steps:
