@@ -19,6 +19,7 @@ from benchmarks.harness import step_tables as steps
 from benchmarks.harness.backend_tables import tables
 from benchmarks.harness.figures import load
 from benchmarks.harness.gpu_table import table_of_gpu
+from benchmarks.harness.mistakes_table import table_of_mistakes
 from benchmarks.harness.strategies_table import table_of_torch_parallel
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -53,6 +54,7 @@ DOCUMENTS: dict[str, dict[str, Callable[[list[dict[str, Any]]], str]]] = {
     "docs/torch_distributed.md": {"torch_parallel": table_of_torch_parallel},
     "docs/backends.md": {"backends": tables},
     "docs/gpu.md": {"gpu": table_of_gpu},
+    "docs/mistakes.md": {"mistakes": table_of_mistakes},
 }
 
 

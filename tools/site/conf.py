@@ -23,7 +23,7 @@ NAVIGATION = {
     "See and measure": """docs/research docs/show docs/monitor docs/performance docs/compare
         docs/backends docs/noise_scale""",
     "Run it anywhere": """docs/running docs/network docs/interconnects docs/mpi docs/gpu
-        docs/variables docs/failures docs/compatibility SECURITY""",
+        docs/variables docs/failures docs/mistakes docs/compatibility SECURITY""",
     "API reference": """docs/reference/README docs/reference/start docs/reference/communicators
         docs/reference/data_parallel docs/reference/local_updates docs/reference/figures
         docs/reference/parallel docs/reference/algorithms docs/reference/errors""",
