@@ -61,6 +61,12 @@ def pytest_sessionfinish(session, exitstatus):
     _remember(session.config, int(exitstatus))
 
 
+@pytest.fixture
+def mistakes_are_errors(monkeypatch):
+    """Whatever is said of a program that this test runs, on ranks of any kind, is a false alarm."""
+    monkeypatch.setenv("DPCORE_MISTAKES", "raise")
+
+
 # ---- side by side ------------------------------------------------------------------------------
 
 _machine = sharing.open_here()

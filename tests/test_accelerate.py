@@ -13,7 +13,10 @@ from tests.test_lightning import free_port
 
 RATE, ROWS = 0.1, torch.arange(48.0).view(16, 3) / 16
 is_missing = importlib.util.find_spec("accelerate") is None
-pytestmark = pytest.mark.skipif(is_missing, reason="needs accelerate: pip install accelerate")
+pytestmark = [
+    pytest.mark.skipif(is_missing, reason="needs accelerate: pip install accelerate"),
+    pytest.mark.usefixtures("mistakes_are_errors"),
+]
 
 
 def model():

@@ -11,6 +11,7 @@ import pytest
 
 from tests.ranks import python
 
+pytestmark = pytest.mark.usefixtures("mistakes_are_errors")
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs" / "convert.md").read_text()
 FULL = os.environ.get("DPCORE_TEST_FULL") == "1"

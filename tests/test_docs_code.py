@@ -21,6 +21,7 @@ from dpcore.tools.show.reading import read_runs
 from tests.ranks import python
 from tests.ranks.mpi import each_mpi, mpirun, needs_mpi
 
+pytestmark = pytest.mark.usefixtures("mistakes_are_errors")
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
 SHOWN = re.compile(r"<!-- code: .*?<!-- end -->", re.DOTALL)

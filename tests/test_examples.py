@@ -14,6 +14,7 @@ import dpcore
 from dpcore.tools.show import figures_of, read_run
 from tests.ranks import python
 
+pytestmark = pytest.mark.usefixtures("mistakes_are_errors")
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 

@@ -17,7 +17,10 @@ import dpcore
 from tests.ranks import python
 
 is_missing = importlib.util.find_spec("lightning") is None  # to import it takes seconds
-pytestmark = pytest.mark.skipif(is_missing, reason="needs Lightning: pip install lightning")
+pytestmark = [
+    pytest.mark.skipif(is_missing, reason="needs Lightning: pip install lightning"),
+    pytest.mark.usefixtures("mistakes_are_errors"),
+]
 RATE = 0.1
 
 

@@ -9,7 +9,10 @@ from tests.ranks import python
 from tests.test_docs_code import OF_TRANSFORMERS, blocks
 
 is_missing = importlib.util.find_spec("transformers") is None
-pytestmark = pytest.mark.skipif(is_missing, reason="needs transformers: pip install transformers")
+pytestmark = [
+    pytest.mark.skipif(is_missing, reason="needs transformers: pip install transformers"),
+    pytest.mark.usefixtures("mistakes_are_errors"),
+]
 
 CHECKS = """
 assert isinstance(trainer.model_wrapped, dpcore.DataParallel)

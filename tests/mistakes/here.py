@@ -50,7 +50,7 @@ def update(model, optimizer, batch):
 class Here:
     """One rank, over torch DDP or over dpcore."""
 
-    def __init__(self, rank, world, *, is_torch=False, schedule=None, group=None, mistakes=None):
+    def __init__(self, rank, world, *, is_torch=False, schedule=None, group=None, mistakes="warn"):
         self.rank, self.world = rank, world
         self.is_torch, self.schedule, self.group = is_torch, schedule, group
         self.mistakes = mistakes

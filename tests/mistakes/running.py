@@ -46,7 +46,7 @@ class Said:
     text: str
 
 
-def over_dpcore(programs, way="shm", mistakes=None):
+def over_dpcore(programs, way="shm", mistakes="warn"):
     """``programs``: by name, generators of a ``Here``."""
     return _by_program(programs, _rank_of_dpcore, way, mistakes)
 

@@ -16,7 +16,7 @@ ELSEWHERE = [(way, name) for way in WAYS for name in PROGRAMS if way in PROGRAMS
 
 @cache
 def told(way, names):
-    return over_dpcore({name: PROGRAMS[name].program for name in names}, way, "warn")
+    return over_dpcore({name: PROGRAMS[name].program for name in names}, way)
 
 
 @pytest.mark.parametrize("name", ALONE)
