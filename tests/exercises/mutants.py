@@ -15,6 +15,7 @@ from tests.exercises import (
     mutants_of_ddp,
     mutants_of_hooks,
     mutants_of_messages,
+    mutants_of_mistakes,
     mutants_of_moves,
     mutants_of_parts,
     mutants_of_scripts,
@@ -75,6 +76,7 @@ MUTANTS = [
         mutants_of_buckets,
         mutants_of_sharing,
         mutants_of_scripts,
+        mutants_of_mistakes,
     )
     for mutant in read(module.TEXT)
 ]

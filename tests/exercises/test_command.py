@@ -24,8 +24,8 @@ def exercise(*arguments, at, timeout=180):
     return python.run(*command, capture_output=True, text=True, timeout=timeout, cwd=at)
 
 
-def test_there_are_seventeen_in_order():
-    assert [one.number for one in KNOWN] == list(range(1, 18))
+def test_there_are_eighteen_in_order():
+    assert [one.number for one in KNOWN] == list(range(1, 19))
 
 
 def test_list(tmp_path):
@@ -170,7 +170,7 @@ def test_a_reader_that_goes_is_no_error(tmp_path):
         (["check"], "nothing was started in my_exercises: dpcore exercise start 1"),
         (["start"], "start: which one?"),
         (["start", "rang"], "there is no exercise 'rang'; is it ring?"),
-        (["start", "99"], "they are numbered 1 to 17"),
+        (["start", "99"], "they are numbered 1 to 18"),
         (["start", "1", "mine"], "start 1 takes no mine: --folder says where your files are"),
         (["check", "1", "nowhere.py"], "there is no nowhere.py"),
         (["hint", "1", "--json"], "--json goes with list and check"),
