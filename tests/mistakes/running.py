@@ -136,22 +136,25 @@ def _heard(program, here, at_end=lambda: None):
         warnings.simplefilter("always")
         try:
             for _ in program(here):
-                step += _took_down(said, caught, step)
+                _take_down(said, caught, here, step)
+                step += 1
             at_end()
         except Exception as error:
             said.append(Said(step, "raise", type(error).__name__, _text_of(error)))
-        _took_down(said, caught, step)
-    notes = [note for model in here.models for note in _notes_of(model)]
-    said.extend(Said(step, "note", "", note) for note in dict.fromkeys(notes))
+        _take_down(said, caught, here, step)
     return said
 
 
-def _took_down(said, caught, step):
+def _take_down(said, caught, here, step):
     for warning in caught:
         if issubclass(warning.category, dpcore.MistakeWarning):
             said.append(Said(step, "warn", warning.category.__name__, str(warning.message)))
     caught.clear()
-    return 1
+    known = {message.text for message in said if message.how == "note"}
+    for note in (note for model in here.models for note in _notes_of(model)):
+        if note not in known:
+            known.add(note)
+            said.append(Said(step, "note", "", note))
 
 
 def _text_of(error):

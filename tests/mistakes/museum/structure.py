@@ -20,7 +20,7 @@ def train(here, model, optimizer, before_step=lambda step: None):
 
 
 @mistake(
-    f"{GITHUB}/huggingface/transformers/pull/3532", "note", HEAD, NO_OPTIMIZER, by=10,
+    f"{GITHUB}/huggingface/transformers/pull/3532", "warn", HEAD, NO_OPTIMIZER, by=6,
     remedy=MAKE_IT_LATER,
 )  # fmt: skip
 def optimizer_made_before_a_new_head(here):
@@ -33,7 +33,7 @@ def optimizer_made_before_a_new_head(here):
 
 
 @mistake(
-    f"{GITHUB}/pytorch/pytorch/pull/102212", "note", r"(features|head)", NO_OPTIMIZER, by=10,
+    f"{GITHUB}/pytorch/pytorch/pull/102212", "warn", r"assign=True", NO_OPTIMIZER, by=6,
     remedy=MAKE_IT_LATER,
 )  # fmt: skip
 def optimizer_made_before_assign(here):
