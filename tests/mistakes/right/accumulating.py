@@ -197,3 +197,17 @@ def uneven_inputs_with_join(here):
         for step in range(6 + 3 * here.rank):
             update(model, optimizer, here.batch(step))
             yield
+
+
+@right("tcp", "zero1")
+def unequal_batches_with_weights(here):
+    """A mean on each rank, within ``weighted``."""
+    model, optimizer = prepared(here)
+    for step in here.steps:
+        rows = 4 + step % 2 if here.rank == 0 else 3
+        x, y = here.batch(step, rows)
+        optimizer.zero_grad()
+        with model.weighted(rows):
+            nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+        yield
