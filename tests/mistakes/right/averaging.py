@@ -59,6 +59,12 @@ def local_sgd_by_hand_every_8(here):
 
 
 @right()
+def local_sgd_by_hand_every_16(here):
+    """And with sixteen."""
+    yield from local_sgd(here, 16, average_each)
+
+
+@right()
 def local_sgd_through_one_flat_vector(here):
     """What is averaged is a copy, which then becomes the parameters."""
     yield from local_sgd(here, 4, average_flattened)

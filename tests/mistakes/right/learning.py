@@ -279,3 +279,22 @@ def ddpm(here):
                 for mean, value in zip(average.parameters(), model.parameters(), strict=True):
                     mean.lerp_(value, 0.1)
         yield
+
+
+@right("tcp")
+def adversarial_inputs(here):
+    """Inputs follow the sign of their gradients, by ``autograd.grad`` and by a backward in turn."""
+    model = here.wrap(Net())
+    optimizer = here.optimizer(model)
+    for step in here.steps:
+        x, y = here.batch(step)
+        x.requires_grad_(True)
+        if step % 2:
+            (slope,) = torch.autograd.grad(loss_of(model, (x, y)), x)
+        else:
+            loss_of(model.module, (x, y)).backward()
+            slope = x.grad
+        optimizer.zero_grad()
+        loss_of(model, (x.detach() + 0.05 * slope.sign(), y)).backward()
+        optimizer.step()
+        yield

@@ -102,7 +102,7 @@ class Lion(torch.optim.Optimizer):
     """As people write optimizers of their own, with what they like in the groups."""
 
     def __init__(self, parameters, lr):
-        super().__init__(parameters, {"lr": lr, "betas": (0.9, 0.99), "name": print})
+        super().__init__(parameters, {"lr": lr, "betas": (0.9, 0.99), "of": lambda: lr})
 
     @torch.no_grad()
     def step(self):
@@ -275,6 +275,40 @@ def noise_with_one_seed(here):
                 parameter.grad.add_(noise, alpha=0.01)
                 parameter.mul_(1 + 0.001 * noise)
         optimizer.step()
+        yield
+
+
+@right()
+def lookahead(here):
+    """Every third step goes back half of the way, on all ranks."""
+    model, optimizer = prepared(here)
+    slow = [parameter.detach().clone() for parameter in model.parameters()]
+    for step in here.steps:
+        update(model, optimizer, here.batch(step))
+        if step % 3 == 2:
+            with torch.no_grad():
+                for value, parameter in zip(slow, model.parameters(), strict=True):
+                    value.lerp_(parameter, 0.5)
+                    parameter.copy_(value)
+        yield
+
+
+@right()
+def weights_that_differ_in_training_and_evaluation(here):
+    """As schedule-free optimizers do: all ranks swap weights before and after an evaluation."""
+    model, optimizer = prepared(here)
+    average = [parameter.detach().clone() for parameter in model.parameters()]
+    for step in here.steps:
+        update(model, optimizer, here.batch(step))
+        with torch.no_grad():
+            for mean, parameter in zip(average, model.parameters(), strict=True):
+                mean.lerp_(parameter, 0.2)
+            if step % 3 == 2:
+                for mean, parameter in zip(average, model.parameters(), strict=True):
+                    parameter.lerp_(mean, 0.9)
+                loss_of(model.module, here.batch(step))
+                for mean, parameter in zip(average, model.parameters(), strict=True):
+                    parameter.lerp_(mean, 1 - 1 / (1 - 0.9))
         yield
 
 
