@@ -19,7 +19,6 @@ import torch.distributed as dist
 import dpcore
 from tests.mistakes.here import Here
 
-WORLD = 2
 DEADLINE = 20.0  # seconds, for a rank of dpcore that waits
 PATIENCE = 3.0  # of torch, for ranks that wait for ever
 MEETS = timedelta(seconds=120)
@@ -46,78 +45,78 @@ class Said:
     text: str
 
 
-def over_dpcore(programs, way="shm", mistakes="warn"):
+def over_dpcore(programs, way="shm", mistakes="warn", world=2):
     """``programs``: by name, generators of a ``Here``."""
-    return _by_program(programs, _rank_of_dpcore, way, mistakes)
+    return _by_program(programs, world, _rank_of_dpcore, way, mistakes)
 
 
 def over_torch(programs):
     """The same over torch DDP and Gloo."""
-    return _by_program(programs, _rank_of_torch)
+    return _by_program(programs, 2, _rank_of_torch)
 
 
-def _by_program(programs, body, *options):
+def _by_program(programs, world, body, *options):
     with tempfile.TemporaryDirectory() as folder:
-        ranks = dpcore.spawn(body, WORLD, dict(programs), folder, *options)
+        ranks = dpcore.spawn(body, world, dict(programs), folder, *options)
     return {name: [told[name] for told in ranks] for name in programs}
 
 
 def _rank_of_dpcore(comm, programs, folder, way, mistakes):
-    rank = comm.rank
+    rank, world = comm.rank, comm.world_size
     dpcore.finalize()
     torch.set_num_threads(1)
     transport, schedule, group = WAYS[way]
     told = {}
     for name, program in programs.items():
-        here = Here(rank, WORLD, schedule=schedule, mistakes=mistakes)
+        here = Here(rank, world, schedule=schedule, mistakes=mistakes)
         try:
             if group is not None:
-                _join_gloo(rank, folder, name, DEADLINE)
+                _join_gloo(rank, world, folder, name, DEADLINE)
                 here.group = dist.group.WORLD if group == "gloo" else None
                 if group == "torch":
                     dpcore.init("torch")
                     here.steps = range(3 * len(here.steps))
             else:
                 dpcore.init(
-                    rank=rank, world_size=WORLD, init_method=f"{Path(folder).name}-{name}",
+                    rank=rank, world_size=world, init_method=f"{Path(folder).name}-{name}",
                     transport=transport, timeout=DEADLINE,
                 )  # fmt: skip
             told[name] = _heard(program, here, at_end=dpcore.finalize)
         finally:
             _finalize_quietly()
             if group is not None:
-                _leave_gloo(rank)
+                _leave_gloo(rank, world)
     return told
 
 
 def _rank_of_torch(comm, programs, folder):
-    rank = comm.rank
+    rank, world = comm.rank, comm.world_size
     dpcore.finalize()
     torch.set_num_threads(1)
     told = {}
     for name, program in programs.items():
-        _join_gloo(rank, folder, name, PATIENCE)
-        told[name] = _heard(program, Here(rank, WORLD, is_torch=True))
-        _leave_gloo(rank)
+        _join_gloo(rank, world, folder, name, PATIENCE)
+        told[name] = _heard(program, Here(rank, world, is_torch=True))
+        _leave_gloo(rank, world)
     return told
 
 
 _store = None
 
 
-def _join_gloo(rank, folder, name, seconds):
+def _join_gloo(rank, world, folder, name, seconds):
     global _store
-    _store = dist.FileStore(str(Path(folder) / name), WORLD)
+    _store = dist.FileStore(str(Path(folder) / name), world)
     _store.set_timeout(MEETS)
     dist.init_process_group(
-        "gloo", store=_store, rank=rank, world_size=WORLD, timeout=timedelta(seconds=seconds)
+        "gloo", store=_store, rank=rank, world_size=world, timeout=timedelta(seconds=seconds)
     )
 
 
-def _leave_gloo(rank):
+def _leave_gloo(rank, world):
     """Together: what a rank that leaves does to one that waits is not what is looked at."""
     _store.set(f"done/{rank}", "")
-    _store.wait([f"done/{other}" for other in range(WORLD)], MEETS)
+    _store.wait([f"done/{other}" for other in range(world)], MEETS)
     dist.destroy_process_group()
 
 

@@ -1,5 +1,6 @@
 """Each program of the museum: how loudly, in which words and by which step its mistake is told."""
 
+import re
 from functools import cache
 
 import pytest
@@ -30,8 +31,8 @@ EXCEPT = {
 
 
 @cache
-def told(way="shm", mistakes="warn", names=tuple(EXHIBITS)):
-    return over_dpcore({name: EXHIBITS[name].program for name in names}, way, mistakes)
+def told(way="shm", mistakes="warn", names=tuple(EXHIBITS), world=2):
+    return over_dpcore({name: EXHIBITS[name].program for name in names}, way, mistakes, world)
 
 
 @pytest.mark.parametrize("name", EXHIBITS)
@@ -52,6 +53,25 @@ def test_other_ways_tell_it(way, name):
         assert not of(told(way, names=SOME)[name], "warn")
         return
     assert not problem(EXHIBITS[name], told(way, names=SOME)[name], "note", LATER.get(way, 0))
+
+
+# The rank whose mistake it is, if there are three.
+ODD = {
+    "learning_rate_of_one_rank": 1,
+    "weights_loaded_on_one_rank": 0,
+    "data_edited_on_one_rank": 1,
+    "a_step_skipped_on_one_rank": 1,
+    "dropout_in_eval_on_one_rank": 1,
+    "infinite_loss_on_one_rank": 1,
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_of_three_ranks_the_odd_one_is_named(name):
+    heard = told(names=tuple(ODD), world=3)[name]
+    assert not problem(EXHIBITS[name], heard)
+    first = of(heard, "warn", "raise")[0].text
+    assert re.search(rf"rank {ODD[name]}\b", first), first
 
 
 @pytest.mark.parametrize("name", ("training_through_module", "learning_rate_of_one_rank"))
