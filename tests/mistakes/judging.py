@@ -2,7 +2,8 @@
 
 import re
 
-OURS = ("", "MistakeWarning", "Error", "Mismatch", "PeerLost", "Timeout", "Unsupported")
+# Errors that tell a mistake, or what it has led to on another rank.
+OURS = ("Error", "Mismatch", "PeerLost", "Timeout")
 
 
 def of(told, *hows):
@@ -41,6 +42,6 @@ def problem(exhibit, told, loud="warn", later=0):
         return f"no message has all of {exhibit.words}: {candidates}"
     if fitting[0].step > exhibit.by + later:
         return f"told in step {fitting[0].step}, after {exhibit.by + later}: {fitting[0].text}"
-    if any(message.kind not in OURS for message in fitting):
-        return f"not an error of dpcore: {fitting}"
+    if others := [message for message in errors if message.kind not in OURS]:
+        return f"told, and then another error: {others[0]}"
     return ""
