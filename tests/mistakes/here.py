@@ -11,6 +11,7 @@ from torch import nn
 import dpcore
 
 STEPS = 10
+LONG = 30  # longer than programs take to average parameters themselves
 ACROSS_STEPS = ("priority", "dear", "zero1", "zero2")
 
 

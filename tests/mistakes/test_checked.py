@@ -121,3 +121,15 @@ def test_ranks_are_equal_after_what_is_only_wasteful():
     programs = {name: checked_at_the_end(EXHIBITS[name].program) for name in names}
     for name, heard in over_dpcore(programs).items():
         assert not of(heard, "raise", "warn"), name
+
+
+def the_same_dropout(here):
+    torch.manual_seed(0)
+    model, _ = after_steps(here, net=Net(dropout=0.5))
+    yield
+    assert any("torch's are the same" in note for note in dpcore.check(model).notes)
+
+
+def test_the_same_random_numbers_are_a_note():
+    (heard,) = over_dpcore({"the_same_dropout": the_same_dropout}).values()
+    assert not of(heard, "raise", "warn")

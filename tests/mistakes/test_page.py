@@ -27,8 +27,17 @@ def test_what_cannot_be_told_is_told_to_the_reader():
     """By what it is or what to do, one of which has words of the remedy."""
     section = TEXT.split("## What cannot be told")[1].split("## The museum")[0]
     lines = [line for line in section.splitlines() if line.startswith("| ")][1:]
-    assert len(lines) == 7
-    for words in ("set_epoch", "samplers", "clipped", "metric", "tokens", "gathered", "average"):
+    assert len(lines) == 8
+    for words in (
+        "set_epoch",
+        "samplers",
+        "clipped",
+        "metric",
+        "tokens",
+        "gathered",
+        "units",
+        "average",
+    ):
         assert any(words in line for line in lines), words
 
 

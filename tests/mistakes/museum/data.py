@@ -18,8 +18,9 @@ def prepared(here):
 
 
 @mistake(
-    f"{GITHUB}/binbinao/physicsnemo-from-zero-to-one/issues/143", "note", r"(?i)same (data|batch)",
-    by=10, remedy="`DistributedSampler`, or another seed on each rank",
+    f"{GITHUB}/binbinao/physicsnemo-from-zero-to-one/issues/143", "note",
+    r"(?i)same (data|batch|inputs)", by=10,
+    remedy="`DistributedSampler`, or another seed on each rank",
 )  # fmt: skip
 def the_same_data_on_all_ranks(here):
     """There is no DistributedSampler, so all ranks compute the same gradients."""

@@ -2,7 +2,7 @@
 
 import contextlib
 
-from tests.mistakes.here import Net, loss_of, update
+from tests.mistakes.here import LONG, Net, loss_of, update
 from tests.mistakes.museum.exhibit import mistake
 
 GITHUB = "https://github.com"
@@ -17,7 +17,7 @@ def prepared(here, **options):
 
 
 @mistake(
-    f"{GITHUB}/jingyaogong/minimind/issues/853", "warn", AVERAGED, MODULE, r"rank \d", by=2,
+    f"{GITHUB}/jingyaogong/minimind/issues/853", "warn", AVERAGED, MODULE, r"rank \d", by=4,
     remedy="call the wrapped model: `model(x)`",
 )  # fmt: skip
 def training_through_module(here):
@@ -29,19 +29,19 @@ def training_through_module(here):
 
 
 @mistake(
-    f"{GITHUB}/kohya-ss/sd-scripts/issues/924", "warn", AVERAGED, MODULE, r"rank \d", by=5,
+    f"{GITHUB}/kohya-ss/sd-scripts/issues/924", "warn", AVERAGED, MODULE, r"rank \d", by=24,
     remedy="unwrap for evaluation only, not in the loop",
 )  # fmt: skip
 def module_after_warm_up(here):
     """After three steps the program unwraps the model and trains the module."""
     model, optimizer = prepared(here)
-    for step in here.steps:
+    for step in range(LONG):
         update(model if step < 3 else model.module, optimizer, here.batch(step))
         yield
 
 
 @mistake(
-    f"{GITHUB}/moojink/openvla-oft/issues/160", "warn", AVERAGED, MODULE, by=3,
+    f"{GITHUB}/moojink/openvla-oft/issues/160", "warn", AVERAGED, MODULE, by=4,
     remedy="let the wrapped `forward` call the method",
 )  # fmt: skip
 def a_method_of_the_module(here):
@@ -88,13 +88,13 @@ def module_on_one_rank(here):
 
 
 @mistake(
-    f"{GITHUB}/Haian-Jin/LVSM/pull/22", "warn", AVERAGED, NO_SYNC, by=2,
+    f"{GITHUB}/Haian-Jin/LVSM/pull/22", "warn", AVERAGED, NO_SYNC, by=20,
     remedy="leave `no_sync` for the last micro-batch of a window",
 )  # fmt: skip
 def no_sync_around_all(here):
     """Every micro-batch of a window of two runs under `no_sync`."""
     model, optimizer = prepared(here)
-    for step in here.steps:
+    for step in range(LONG):
         optimizer.zero_grad()
         with model.no_sync():
             for micro in range(2):
@@ -122,14 +122,14 @@ def no_sync_off_by_one(here):
 
 
 @mistake(
-    f"{GITHUB}/karpathy/build-nanogpt/pull/30", "warn", AVERAGED, by=3,
+    f"{GITHUB}/karpathy/build-nanogpt/pull/30", "warn", AVERAGED, by=20,
     remedy="decide before forward; use `no_sync()` around forward and backward",
 )  # fmt: skip
 def flag_set_between_forward_and_backward(here):
     """`require_backward_grad_sync` is set after forward, too late for the last micro-batch."""
     model, optimizer = prepared(here)
     model.require_backward_grad_sync = False
-    for step in here.steps:
+    for step in range(LONG):
         optimizer.zero_grad()
         for micro in range(2):
             loss = loss_of(model, here.batch(2 * step + micro)) / 2
@@ -141,13 +141,13 @@ def flag_set_between_forward_and_backward(here):
 
 
 @mistake(
-    f"{GITHUB}/speechbrain/speechbrain/pull/2010", "warn", AVERAGED, NO_SYNC, by=2,
+    f"{GITHUB}/speechbrain/speechbrain/pull/2010", "warn", AVERAGED, NO_SYNC, by=20,
     remedy="enter `no_sync` around forward and backward of all but the last micro-batch",
 )  # fmt: skip
 def no_sync_around_forward(here):
     """Forward runs under `no_sync`, always; backward outside, as if that were what counts."""
     model, optimizer = prepared(here)
-    for step in here.steps:
+    for step in range(LONG):
         optimizer.zero_grad()
         with model.no_sync():
             loss = loss_of(model, here.batch(step))

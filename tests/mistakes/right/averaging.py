@@ -71,17 +71,6 @@ def local_sgd_through_one_flat_vector(here):
 
 
 @right()
-def local_sgd_through_the_module(here):
-    """The same steps through ``model.module``, without ``no_sync``."""
-    model, optimizer = prepared(here)
-    for step in range(12):
-        update(model.module, optimizer, here.batch(step))
-        if (step + 1) % 4 == 0:
-            average_each(here, model)
-        yield
-
-
-@right()
 def local_sgd_after_a_warm_up(here):
     """Four averaged steps, then local ones that are averaged every fourth."""
     model, optimizer = prepared(here)
