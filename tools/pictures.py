@@ -125,6 +125,27 @@ def death() -> Picture:
     return drawn
 
 
+def no_error() -> Picture:
+    drawn = Picture(720, 220)
+    for column, (title, averages) in enumerate((("model(x)", True), ("model.module(x)", False))):
+        left = 20 + 360 * column
+        drawn.text(left + 170, 26, title, "middle")
+        for rank in range(2):
+            y = 50 + 100 * rank
+            drawn.text(left, y + 30, f"rank {rank}")
+            drawn.box(left + 60, y, 90, 50, RANKS[rank], f"gradient {'ab'[rank]}")
+            drawn.box(left + 240, y, 90, 50, RANKS[rank], "step")
+            if averages:
+                middle = 108 + 34 * rank
+                drawn.arrow(left + 155, y + 25, left + 180, middle, GREY)
+                drawn.arrow(left + 212, middle, left + 237, y + 25, GREY)
+            else:
+                drawn.arrow(left + 155, y + 25, left + 237, y + 25, RED)
+        words = ("(a + b) / 2", INK) if averages else ("nothing is averaged", RED)
+        drawn.text(left + 195, 130, words[0], "middle", words[1])
+    return drawn
+
+
 def printed(page: str) -> list[list[float]]:
     """The numbers in each line that the first code of a page prints."""
     (path,) = (ROOT / "docs" / "learn").glob(f"{page}-*.md")
@@ -168,6 +189,7 @@ OF_LESSONS: dict[str, Callable[[], Picture]] = {
     "18-a-sequence-in-a-ring": pictures_of_parts.ring,
     "19-two-matrices-one-sum": pictures_of_parts.matrices,
     "20-held-once": pictures_of_parts.held,
+    "21-no-error": no_error,
 }
 PICTURES = {f"learn/{name}": draw for name, draw in OF_LESSONS.items()} | {
     "first_screen": lambda: pictures_of_results.first_screen(load("first_screen")),
