@@ -761,9 +761,12 @@ def _reduce(
     workers: int = 0,
     device: str = "",
     divisor: int = 1,
-) -> None:
+    looks: bool = False,
+) -> tuple[int, int, int] | None:
     """Reduces `count` elements at the addresses `inputs` into `outputs`; with workers > 0 as
-    kernels on a GPU do, by so many threads, but on the host; with a device ("cuda:0") there."""
+    kernels on a GPU do, by so many threads, but on the host; with a device ("cuda:0") there.
+    If it looks for NaN and Inf, in sums without factors: the first input that has one (-1: none,
+    the sum overflowed), its element, and a bit for each input that has one near there."""
 
 def _copy_parts(
     parts: Sequence[tuple[int, int, int]],

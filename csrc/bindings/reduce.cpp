@@ -22,13 +22,18 @@ namespace {
 
 namespace py = pybind11;
 
+// Rank, element and ranks of a NotFinite.
+using Found = std::tuple<int, uint64_t, uint64_t>;
+
 // `workers`: 0 for the kernels of processors, else the functions of GPU kernels, by so many.
-// `device_name`: a GPU ("cuda:0") that does it, with addresses of its memory.
-void reduce_arrays(const std::string& dtype, const std::string& op,
-                   const std::vector<uintptr_t>& inputs, const std::vector<uintptr_t>& outputs,
-                   size_t count, double post, const std::optional<std::vector<double>>& pre,
-                   bool takes_over, size_t workers, const std::string& device_name,
-                   uint32_t divisor) {
+// `device_name`: a GPU ("cuda:0") that does it, with addresses of its memory. `looks`: for NaN and
+// Inf; what was found is returned.
+std::optional<Found> reduce_arrays(const std::string& dtype, const std::string& op,
+                                   const std::vector<uintptr_t>& inputs,
+                                   const std::vector<uintptr_t>& outputs, size_t count, double post,
+                                   const std::optional<std::vector<double>>& pre, bool takes_over,
+                                   size_t workers, const std::string& device_name, uint32_t divisor,
+                                   bool looks) {
   if (pre && pre->size() != inputs.size()) {
     throw Unsupported(std::to_string(pre->size()) + " factors for " +
                       std::to_string(inputs.size()) + " inputs: give one per input");
@@ -41,12 +46,14 @@ void reduce_arrays(const std::string& dtype, const std::string& op,
   for (uintptr_t address : outputs) {
     out.push_back(reinterpret_cast<void*>(address));
   }
+  NotFinite found;
   const ReduceSpec spec{.dtype = parse_dtype(dtype),
                         .op = parse_reduce_op(op),
                         .post = post,
                         .divisor = divisor,
                         .pre = pre ? pre->data() : nullptr,
-                        .takes_over = takes_over};
+                        .takes_over = takes_over,
+                        .check = {.found = looks ? &found : nullptr}};
   if (!device_name.empty()) {
     const auto device = device_named(device_name);
     const DeviceGuard here(*device);
@@ -57,6 +64,8 @@ void reduce_arrays(const std::string& dtype, const std::string& op,
   } else {
     run_on_host(reduce_job(spec, in, out, count), workers);
   }
+  return found.is_found() ? std::optional(Found(found.rank, found.element, found.ranks))
+                          : std::nullopt;
 }
 
 // (address, offset in the flat buffer in bytes, elements)
@@ -103,8 +112,8 @@ void register_reduce(py::module_& m) {
   const py::call_guard<py::gil_scoped_release> without_gil;
   m.def("_reduce", &reduce_arrays, arg("dtype"), arg("op"), arg("inputs"), arg("outputs"),
         arg("count"), arg("post") = 1.0, arg("pre") = py::none(), arg("takes_over") = false,
-        arg("workers") = 0, arg("device") = "", arg("divisor") = 1, without_gil,
-        "Reduces `count` elements at the addresses `inputs` into `outputs`.");
+        arg("workers") = 0, arg("device") = "", arg("divisor") = 1, arg("looks") = false,
+        without_gil, "Reduces `count` elements at the addresses `inputs` into `outputs`.");
   m.def("_copy_bytes", &copy_addresses, arg("dst"), arg("src"), arg("n"), arg("way") = "",
         without_gil, "Copies n bytes between two addresses.");
   m.def("_copy_parts", &copy_parts, arg("parts"), arg("part_type"), arg("flat"), arg("flat_type"),

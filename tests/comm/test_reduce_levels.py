@@ -53,6 +53,11 @@ def corpus_digest():
                         pre = [0.7 + i for i in range(n_in)] if n_in % 2 == 1 else None
                     _C._reduce(dtype, op, inputs, [out.ctypes.data], count, post, pre)
                     digest.update(out.tobytes())
+                    # Which does not change a bit.
+                    seen = _C._reduce(
+                        dtype, op, inputs, [out.ctypes.data], count, post, pre, looks=True
+                    )
+                    digest.update(out.tobytes() + repr(seen and seen[:2]).encode())
     return digest.hexdigest()
 
 

@@ -59,6 +59,7 @@ const KernelTable& choose_kernels() {
 // What a valid pair of type and operator runs, on `width` stored elements for each of its own.
 struct Entry {
   ReduceKernel kernel = nullptr;
+  DType dtype = DType::u8;  // of these
   size_t width = 1;
   bool takes_factors = false;
   bool takes_divisor = false;
@@ -68,7 +69,7 @@ Entry lower(const KernelTable& kernels, DType dtype, ReduceOp op) {
   const LoweredReduction to = lowered(dtype, op);
   // Kernels of complex products count the parts.
   const bool is_complex = to.dtype == DType::c64 || to.dtype == DType::c128;
-  return Entry{kernels.reduce[static_cast<int>(to.dtype)][static_cast<int>(to.op)],
+  return Entry{kernels.reduce[static_cast<int>(to.dtype)][static_cast<int>(to.op)], to.dtype,
                is_complex ? 2 : to.width, takes_factors(to.dtype),
                is_valid(ReduceOp::mean, to.dtype) && !takes_factors(to.dtype)};
 }
@@ -194,7 +195,7 @@ void reduce(const ReduceSpec& spec, std::span<const void* const> in, std::span<v
     entry.width = size_of(spec.dtype);
   }
   entry.kernel({in.data(), in.size(), out.data(), out.size(), count * entry.width, spec.pre,
-                spec.post, spec.takes_over});
+                spec.post, spec.takes_over, spec.check, entry.dtype, entry.width});
 }
 
 void copy_bytes(void* dst, const void* src, size_t n) {

@@ -18,6 +18,7 @@
 #include <string_view>
 
 #include "comm/base/types.h"
+#include "comm/reduce/not_finite.h"
 
 namespace dpcore {
 
@@ -28,6 +29,7 @@ struct ReduceSpec {
   uint32_t divisor = 1;         // of integers: divides the result, rounded toward zero
   const double* pre = nullptr;  // one factor per input, or none
   bool takes_over = false;      // inputs are outputs, too, and other ranks wrote them last
+  FiniteCheck check = {};       // of sums of floats that have no `pre` and several inputs
 };
 
 // What combines the contributions of `world` ranks with `op`: a mean is a sum that is divided by

@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "comm/base/types.h"
+#include "comm/reduce/not_finite.h"
 
 // The thread sanitizer sees every access of the portable kernels, and the others take it minutes
 // to compile: its build leaves them out.
@@ -27,7 +28,14 @@ struct ReduceJob {
   const double* pre;  // n_in factors, or null
   double post;
   bool takes_over;
+  FiniteCheck check;  // asked for: of a sum without factors
+  DType dtype;        // of what the kernel sees
+  size_t width;       // of these in an element
 };
+
+// `results`: of the bytes at the offset `at`, which are not stored yet; one may be NaN or Inf.
+[[gnu::cold]] void look_for_not_finite(const ReduceJob& job, const char* results, size_t at,
+                                       size_t bytes);
 
 using ReduceKernel = void (*)(const ReduceJob& job);
 

@@ -109,8 +109,9 @@ constexpr size_t kLineBytes = 64;
 constexpr size_t kLarge = 32 << 10;
 constexpr size_t kLargeTakenOver = 4 << 10;
 
-// kGroup: stored elements that belong together (2 for the parts of a complex product).
-template <class Format, class Op, bool kScaled, int kGroup = 1>
+// kGroup: stored elements that belong together (2 for the parts of a complex product). kChecked:
+// blocks of results that are not finite are looked at.
+template <class Format, class Op, bool kScaled, int kGroup = 1, bool kChecked = false>
 struct Kernel {
   using Stored = typename Format::Stored;
   using Acc = typename Format::Acc;
@@ -139,14 +140,37 @@ struct Kernel {
     }
   }
 
+  // The results of `bytes` bytes at the offset `at`.
   template <int kCount>
-  static DPCORE_INLINE void finish(V* acc, [[maybe_unused]] Acc post) {
+  static DPCORE_INLINE void finish([[maybe_unused]] const ReduceJob& job, V* acc,
+                                   [[maybe_unused]] Acc post, [[maybe_unused]] size_t at,
+                                   [[maybe_unused]] size_t bytes) {
+    constexpr int kAll = kCount * kParts;
     if constexpr (std::is_floating_point_v<Acc>) {
-      for (int v = 0; v < kCount * kParts; ++v) {
+      for (int v = 0; v < kAll; ++v) {
         acc[v] = acc[v] * post;
       }
-      canonicalise_nans<kCount * kParts>(acc);
+      if constexpr (!kChecked) {
+        canonicalise_nans<kAll>(acc);
+      } else if (__builtin_expect(Format::template may_not_be_finite<kAll>(acc), false)) {
+        canonicalise_nans<kAll>(acc);
+        V results[kAll];  // so that acc itself stays in registers
+        for (int v = 0; v < kAll; ++v) {
+          results[v] = acc[v];
+        }
+        tell<kCount>(job, results, at, bytes);
+      }
     }
+  }
+
+  template <int kCount>
+  [[gnu::noinline, gnu::cold]] static void tell(const ReduceJob& job, const V* acc, size_t at,
+                                                size_t bytes) {
+    alignas(kVectorBytes) char results[kCount * kVectorBytes];
+    for (int v = 0; v < kCount; ++v) {
+      Format::store(results + v * kVectorBytes, acc + v * kParts);
+    }
+    look_for_not_finite(job, results, at, bytes);
   }
 
   template <int kCount, Memory kMemory>
@@ -174,7 +198,7 @@ struct Kernel {
       load<kCount>(job, i, input<kCount, kMemory>(job, i, at), x);
       combine<kCount>(acc, x);
     }
-    finish<kCount>(acc, post);
+    finish<kCount>(job, acc, post, at, kCount * kVectorBytes);
     for (size_t k = 0; k < job.n_out; ++k) {
       char* out = static_cast<char*>(job.out[k]) + at;
       for (int v = 0; v < kCount; ++v) {
@@ -205,7 +229,7 @@ struct Kernel {
       load<1>(job, i, buffer, x);
       combine<1>(acc, x);
     }
-    finish<1>(acc, post);
+    finish<1>(job, acc, post, at, n);
     Format::store(buffer, acc);
     for (size_t k = 0; k < job.n_out; ++k) {
       store_part(static_cast<char*>(job.out[k]) + at, buffer, n);
@@ -246,6 +270,12 @@ struct Kernel {
 
 template <class Format, class Op, int kGroup = 1>
 void reduce_float(const ReduceJob& job) {
+  if constexpr (std::is_same_v<Op, Sum>) {
+    if (job.check.found != nullptr && job.pre == nullptr) {
+      Kernel<Format, Op, false, kGroup, true>::run(job);
+      return;
+    }
+  }
   if (job.pre == nullptr) {
     Kernel<Format, Op, false, kGroup>::run(job);
   } else {

@@ -122,6 +122,35 @@ DPCORE_INLINE void canonicalise_nans(V* acc) {
   }
 }
 
+// Whether there may be a NaN or an Inf: one makes the sum of all of them NaN or Inf, whose
+// difference from itself is NaN. Finite numbers whose sum is too large are an alarm for nothing.
+template <int kCount, class V>
+DPCORE_INLINE bool may_not_be_finite_by_sum(const V* acc) {
+  V sums[kCount];
+  for (int i = 0; i < kCount; ++i) {
+    sums[i] = acc[i];
+  }
+  for (int width = kCount / 2; width > 0; width /= 2) {
+    for (int i = 0; i < width; ++i) {
+      sums[i] = sums[i] + sums[i + width];
+    }
+  }
+  const V difference = sums[0] - sums[0];
+  return may_have_nan(difference, difference);
+}
+
+// Whether there is a NaN, or something whose magnitude has at least the bits `limit`.
+template <int kCount>
+DPCORE_INLINE bool has_magnitude(const Vec<float>* acc, int32_t limit) {
+  Vec<int32_t> largest{};
+  for (int i = 0; i < kCount; ++i) {
+    const auto magnitude = (Vec<int32_t>)acc[i] & 0x7fffffff;
+    largest = magnitude > largest ? magnitude : largest;
+  }
+  const auto is_so = (Vec<float>)(largest >= limit);  // all bits, so a NaN, or none
+  return may_have_nan(is_so, is_so);
+}
+
 // A format says how an element is stored, in which type it is accumulated, and how a vector
 // of stored elements becomes kParts vectors of accumulators and back.
 
@@ -134,6 +163,10 @@ struct Plain {
 
   static DPCORE_INLINE void load(const char* p, Vec<T>* part) { part[0] = load_vector<Vec<T>>(p); }
   static DPCORE_INLINE void store(char* p, const Vec<T>* part) { store_vector(p, part[0]); }
+  template <int kCount>
+  static DPCORE_INLINE bool may_not_be_finite(const Vec<T>* acc) {
+    return may_not_be_finite_by_sum<kCount>(acc);
+  }
 };
 
 // Anything but zero is true, and true is written as one.
@@ -158,6 +191,10 @@ struct BFloat16 {
   static DPCORE_INLINE void store(char* p, const Vec<float>* part) {
     store_vector(p, (rounded(part[0]) >> 16) | (rounded(part[1]) & 0xffff0000u));
   }
+  template <int kCount>
+  static DPCORE_INLINE bool may_not_be_finite(const Vec<float>* acc) {
+    return has_magnitude<kCount>(acc, 0x7f7f8000);  // from here on the nearest is infinity
+  }
 
  private:
   // To nearest even; the canonical NaN and infinity stay what they are.
@@ -173,6 +210,11 @@ struct Float16 {
   using Stored = uint16_t;
   using Acc = float;
   static constexpr int kParts = 2;
+
+  template <int kCount>
+  static DPCORE_INLINE bool may_not_be_finite(const Vec<float>* acc) {
+    return has_magnitude<kCount>(acc, 0x477ff000);  // 65520, from which on the nearest is infinity
+  }
 
 #if DPCORE_VECTOR_BYTES >= 32
   static DPCORE_INLINE void load(const char* p, Vec<float>* part) {
