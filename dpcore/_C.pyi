@@ -473,6 +473,7 @@ class Reducer:
         skip_unused: bool,
         static_graph: bool,
         says_words: bool,
+        finds_not_finite: bool,
         ordered: bool,
         profiled_as: str,
         reduce_sparse: Callable[[Sequence[int]], None],
@@ -631,6 +632,15 @@ class Reducer:
     def take_norms(self) -> list[tuple[int, float, float, float]]:
         """Of each measured step its number (``completed`` before it), the ranks' mean of the squared
         norms of their gradients, that of ``variance``, and the squared norm of the mean."""
+
+    @property
+    def finds_not_finite(self) -> bool:
+        """Whether gradients with NaN or Inf are found while they are added."""
+
+    @property
+    def not_finite(self) -> tuple[int, str, int, list[int], int, int, int, int, int, str] | None:
+        """The first gradient with NaN or Inf of the last step, as far as this rank has seen: see
+        ``dpcore.ddp.mistakes.not_finite.Found``."""
 
     def stop_listening(self) -> None:
         """Takes its hooks from the parameters."""

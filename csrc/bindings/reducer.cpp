@@ -9,6 +9,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <optional>
 #include <span>
 #include <string>
 
@@ -88,7 +89,7 @@ std::shared_ptr<Reducer> make_reducer(
     const std::vector<bool>& sparse, std::vector<std::vector<size_t>> modules,
     const py::object& group, const py::object& schedule, const std::vector<uint64_t>& caps,
     bool find_unused, bool grad_is_part, bool skip_unused, bool static_graph, bool says_words,
-    bool ordered, std::string profiled_as, const py::function& reduce_sparse,
+    bool finds_not_finite, bool ordered, std::string profiled_as, const py::function& reduce_sparse,
     const py::function& update, const py::function& differ, uint64_t tag, uint64_t traced_as,
     std::string model, std::string advice) {
   std::vector<Gradient> gradients(names.size());
@@ -101,7 +102,7 @@ std::shared_ptr<Reducer> make_reducer(
   return std::make_shared<Reducer>(
       std::move(gradients), std::move(modules),
       Reducer::Settings{caps, find_unused, grad_is_part, skip_unused, static_graph, says_words,
-                        std::move(profiled_as), tag, traced_as, std::move(model),
+                        finds_not_finite, std::move(profiled_as), tag, traced_as, std::move(model),
                         std::move(advice)},
       bucket_communicator_of(group, ordered, tensors), launch_schedule_of(schedule),
       Reducer::Callbacks{
@@ -110,6 +111,23 @@ std::shared_ptr<Reducer> make_reducer(
             const py::gil_scoped_acquire gil;
             call(found, heard(words));
           }});
+}
+
+// In the order of `Found` (dpcore/ddp/mistakes/not_finite.py).
+py::object not_finite_of(const Reducer& reducer) {
+  const NotFiniteGradient* found = reducer.not_finite();
+  if (found == nullptr) {
+    return py::none();
+  }
+  std::vector<int> ranks;
+  for (int r = 0; r < 64; ++r) {
+    if ((found->ranks >> r & 1) != 0) {
+      ranks.push_back(r);
+    }
+  }
+  return py::make_tuple(found->gradient, reducer.gradient_list()[found->gradient].name, found->rank,
+                        ranks, found->element, found->counts.nans, found->counts.infs,
+                        found->elements, found->step, found->narrowed_to);
 }
 
 py::list report_of(const Reducer& reducer) {
@@ -270,9 +288,10 @@ void register_reducer(py::module_& m) {
       .def(py::init(&make_reducer), py::arg("parameters"), py::arg("names"), py::arg("sparse"),
            py::arg("modules"), py::arg("group"), py::arg("schedule"), py::arg("caps"),
            py::arg("find_unused"), py::arg("grad_is_part"), py::arg("skip_unused"),
-           py::arg("static_graph"), py::arg("says_words"), py::arg("ordered"),
-           py::arg("profiled_as"), py::arg("reduce_sparse"), py::arg("update"), py::arg("differ"),
-           py::arg("tag"), py::arg("traced_as"), py::arg("model"), py::arg("advice"))
+           py::arg("static_graph"), py::arg("says_words"), py::arg("finds_not_finite"),
+           py::arg("ordered"), py::arg("profiled_as"), py::arg("reduce_sparse"), py::arg("update"),
+           py::arg("differ"), py::arg("tag"), py::arg("traced_as"), py::arg("model"),
+           py::arg("advice"))
       .def("begin_forward", &Reducer::begin_forward, NoGil())
       .def("end_forward",
            [](Reducer& reducer, bool synchronised, const py::iterable& outputs) {
@@ -331,6 +350,8 @@ void register_reducer(py::module_& m) {
       .def("sums", sums_of)
       .def_property_readonly("is_incomplete", &Reducer::is_incomplete)
       .def_property_readonly("has_ended_incomplete", &Reducer::has_ended_incomplete)
+      .def_property_readonly("finds_not_finite", &Reducer::finds_not_finite)
+      .def_property_readonly("not_finite", not_finite_of)
       .def_property_readonly("is_graph_static", &Reducer::is_graph_static)
       .def_property_readonly("used_counts", &Reducer::used_counts)
       .def_property_readonly("completed", &Reducer::completed_iterations)

@@ -48,6 +48,7 @@
 #include "reducer/bucket/bucket.h"
 #include "reducer/bucket/gradient_copier.h"
 #include "reducer/bucket/gradient_norms.h"
+#include "reducer/bucket/not_finite_gradient.h"
 #include "reducer/launch/launch_schedule.h"
 #include "reducer/phases/phases.h"
 
@@ -63,12 +64,13 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
     bool grad_is_part = true;  // false: results are copied back to a grad of its own
     bool skip_unused = false;  // buckets of unused gradients only: the same ones on all ranks
     bool static_graph = false;
-    bool says_words = false;  // see step_words.h
-    std::string profiled_as;  // of buckets on their way, in torch's profiler; empty: not here
-    uint64_t tag = 0;         // of the model, so that ranks don't mix up models that look alike
-    uint64_t traced_as = 0;   // its number in traces
-    std::string model;        // its name in messages
-    std::string advice;       // about a Mismatch, appended to it
+    bool says_words = false;        // see step_words.h
+    bool finds_not_finite = false;  // gradients with NaN or Inf, while they are added
+    std::string profiled_as;        // of buckets on their way, in torch's profiler; empty: not here
+    uint64_t tag = 0;        // of the model, so that ranks don't mix up models that look alike
+    uint64_t traced_as = 0;  // its number in traces
+    std::string model;       // its name in messages
+    std::string advice;      // about a Mismatch, appended to it
   };
   // Callbacks that need the Python interpreter. The reducer does not hold the GIL.
   struct Callbacks {
@@ -205,6 +207,12 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   // Whether all iterations so far had the same unused parameters.
   bool is_graph_static() const { return !graph_changed_; }
   bool has_rebuilt() const { return rebuilt_; }
+  // Whether gradients with NaN or Inf are found while they are added; and the first one of the last
+  // step, as far as this rank has seen, or null.
+  bool finds_not_finite() const {
+    return settings_.finds_not_finite && !hook_ && communicator_->finds_not_finite();
+  }
+  const NotFiniteGradient* not_finite() const { return not_finite_.of(iteration_.completed); }
   // How gradients came into buckets and results out of them.
   const GradientCopier::Counts& copies() const { return copier_.counts(); }
   // When the parts of the step that runs, or ran last, happened, and what follows from that.
@@ -333,6 +341,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   std::unique_ptr<StaticGraph> static_graph_;  // or none
   std::unique_ptr<BucketHook> hook_;           // instead of all-reduces, or none
   GradientNorms norms_;
+  FirstNotFinite not_finite_;
   GradientCopier copier_;
   UsedMap used_;
   StepRecord record_;

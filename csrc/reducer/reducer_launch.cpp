@@ -156,6 +156,7 @@ void Reducer::send(std::span<Bucket> together, Launch how) {
   call.priority = how.priority;
   call.background = how.background;
   call.words = words_.leave_with(hook_ != nullptr, iteration_.step());
+  call.finds_not_finite = settings_.finds_not_finite;
   const int64_t now = now_ns();
   for (size_t i = 0; i < together.size(); ++i) {
     Bucket& bucket = together[i];
@@ -278,6 +279,10 @@ void Reducer::wait(size_t b) {
       over_ns = communicator_->over_ns(first);
       if (together.size() > 1) {
         take_apart(together);
+      }
+      if (const NotFinite found = communicator_->not_finite(first); found.is_found()) {
+        const int parts = progress_.phases().begins_with_half() ? communicator_->world() : 1;
+        not_finite_.note(found, together, gradients_, iteration_.step(), parts);
       }
     }
   } catch (...) {

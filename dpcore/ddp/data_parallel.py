@@ -26,8 +26,8 @@ from torch.nn.parallel.distributed import DistributedDataParallel
 from dpcore import _C
 from dpcore.comm.communicators.protocol import capabilities_of, check_open, core_of
 from dpcore.ddp.across_steps.across_steps import STEP_ADVICE, AcrossSteps, FlushedBefore, listen
-from dpcore.ddp.mistakes.observer import Observer
 from dpcore.ddp.check import every_from_variable
+from dpcore.ddp.mistakes.observer import Observer
 from dpcore.ddp.mistakes.reports import Reports, mode_of
 from dpcore.ddp.torch_face import dynamo, join, pickling, sync_batch_norm
 from dpcore.ddp.torch_face.logging_data import Logger, bucket_sizes
@@ -213,6 +213,7 @@ class DataParallel(FlushedBefore, TorchSurface):
             skip_unused=self.skip_all_reduce_unused_params,
             static_graph=self.static_graph,
             says_words=self._mistakes.is_on,
+            finds_not_finite=self._mistakes.is_on,
             ordered=self._deterministic or steps.adds_in_order,
             profiled_as=profiled_as(self, "all_reduce"),
             reduce_sparse=self._average_sparse,

@@ -37,6 +37,7 @@ struct Request {
   std::shared_ptr<Words> words;            // or none, alike on all ranks
   std::shared_ptr<const Program> program;  // run this list of moves instead of a fused path
   uint64_t algorithm = 0;                  // for the fingerprint: hash of name or moves
+  bool finds_not_finite = false;           // among inputs of a sum, while it adds
   bool ordered = false;                    // "auto" takes only algorithms that add in rank order
   Path force = Path::automatic;
   int priority = 0;

@@ -16,6 +16,7 @@
 
 #include "comm/collective/geometry.h"
 #include "comm/group/group.h"
+#include "comm/reduce/not_finite.h"
 
 namespace dpcore {
 
@@ -59,6 +60,9 @@ class Operation : public std::enable_shared_from_this<Operation> {
   virtual int64_t next_event_ns() const { return INT64_MAX; }
   // Whether something that rank r sent, which is gone, may still be held back by an emulated link.
   virtual bool is_held_back(int) { return false; }
+  // What was NaN or Inf among the inputs of a sum, if the request asked for it: as far as this rank
+  // has seen, once the operation is complete.
+  virtual NotFinite not_finite() const { return {}; }
   // Lets go of what the operation holds; called once, by the engine, before the status is set.
   virtual void retire() = 0;
 

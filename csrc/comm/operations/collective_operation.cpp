@@ -153,6 +153,7 @@ void CollectiveOperation::prepare(const std::shared_ptr<SharedState>& shared, Re
   run_.bytes = asked.input_parts.empty() ? bytes_of(asked, world) : bytes_of_parts(asked);
   fingerprint_ = fingerprint_of(asked);
   run_.path = Path::automatic;
+  run_.not_finite = {};
   run_.announces_parts = announces_parts(asked);
   const bool fused = world > 1 && !asked.program && asked.collective != Collective::barrier;
   run_.is_small = fused && is_small(asked, world, group_->remote() != nullptr);

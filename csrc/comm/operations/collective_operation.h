@@ -40,6 +40,7 @@ class CollectiveOperation final : public Operation {
   bool relieve() override;
   int64_t next_event_ns() const override;
   bool is_held_back(int r) override;
+  NotFinite not_finite() const override { return run_.not_finite; }
   void retire() override;
 
   ~CollectiveOperation() override;

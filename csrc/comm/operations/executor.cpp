@@ -201,7 +201,7 @@ bool ProgramRun::receive_all(Running& running, const LaneStep& step, std::byte* 
         if (source > me) {
           add_operand(data, source);
         }
-        reduce_operands(step, home + offset, n);
+        reduce_operands(running, step, offset, n);
       }
     };
     std::byte* destination = gathers        ? running.gathered.data() + i * bytes
@@ -228,7 +228,7 @@ void ProgramRun::reduce_gathered(Running& running, const LaneStep& step, std::by
   in_rank_order(
       step, me, [&] { add_operand(home, me); },
       [&](size_t i) { add_operand(running.gathered.data() + i * bytes, step.receives[i]); });
-  reduce_operands(step, home, bytes);
+  reduce_operands(running, step, 0, bytes);
 }
 
 void ProgramRun::add_operand(const void* data, int rank) {
@@ -237,8 +237,13 @@ void ProgramRun::add_operand(const void* data, int rank) {
   operand_factors_.push_back(factors == nullptr ? 1.0 : factors[rank]);
 }
 
-void ProgramRun::reduce_operands(const LaneStep& step, std::byte* out, size_t bytes) {
-  void* outputs[1] = {out};
+// `offset`: of the job's bytes.
+void ProgramRun::reduce_operands(const Running& running, const LaneStep& step, size_t offset,
+                                 size_t bytes) {
+  const Job& job = jobs_[running.job];
+  const ChunkMemory& memory = chunk_memory_[job.chunk];
+  const size_t in_chunk = job.begin * element_ + offset;
+  void* outputs[1] = {memory.home + in_chunk};
   ReduceSpec spec = task_.reduction;
   if (!step.completes) {
     spec.post = 1.0;
@@ -246,6 +251,11 @@ void ProgramRun::reduce_operands(const LaneStep& step, std::byte* out, size_t by
   }
   if (spec.pre != nullptr) {
     spec.pre = operand_factors_.data();
+  }
+  if (spec.check.found != nullptr) {
+    const auto in_buffer = static_cast<size_t>(memory.initial - task_.input) + in_chunk;
+    spec.check.first_element = in_buffer / element_;
+    spec.check.ranks = step.operands.data();
   }
   reduce(spec, operands_, outputs, bytes / element_);
 }

@@ -31,7 +31,8 @@ class ProgramRun {
     // Of all contributions. Its factors are by rank, where contributions are added all at once;
     // what makes a sum a mean goes with the addition that completes it.
     ReduceSpec reduction{.dtype = DType::u8};
-    double prescale = 1.0;  // of this rank's contribution, at the start
+    double prescale = 1.0;             // of this rank's contribution, at the start
+    const std::byte* input = nullptr;  // of this rank; its chunks say which elements they are
   };
 
   // `chunk_memory` has one entry per chunk of the schedule; entries without lanes are ignored.
@@ -66,7 +67,7 @@ class ProgramRun {
   bool send_all(Running& running, const LaneStep& step, std::byte* home, size_t bytes);
   bool receive_all(Running& running, const LaneStep& step, std::byte* home, size_t bytes);
   void reduce_gathered(Running& running, const LaneStep& step, std::byte* home, size_t bytes);
-  void reduce_operands(const LaneStep& step, std::byte* out, size_t bytes);
+  void reduce_operands(const Running& running, const LaneStep& step, size_t offset, size_t bytes);
   void add_operand(const void* data, int rank);
   MessageTag tag_of(const Running& running, const LaneStep& step) const;
 

@@ -48,6 +48,7 @@ Steps run_two_shot_push(PathRun& run) {
       run.inputs[r] = run.input_of(r) + begin * run.element;
       run.outputs[r] = run.output_of(r) + begin * run.element;
     }
+    spec.check.first_element = begin;
     reduce(spec, run.inputs, run.outputs, count);
     co_await run.pause();
   }
@@ -62,7 +63,7 @@ Steps run_reducing_pull(PathRun& run) {
   if (run.consumes()) {
     run.inputs.resize(run.world());
     const size_t total = run.incoming(run.me()).elements;
-    const ReduceSpec spec = run.reduce_spec();
+    ReduceSpec spec = run.reduce_spec();
     const size_t segment = std::max<size_t>(1, run.kSegmentBytes / run.element);
     for (size_t begin = 0; begin < total; begin += segment) {
       const size_t count = std::min(segment, total - begin);
@@ -71,6 +72,7 @@ Steps run_reducing_pull(PathRun& run) {
         run.inputs[r] = input + (run.incoming(r).theirs + begin) * run.element;
       }
       void* out = run.request.output + begin * run.element;
+      spec.check.first_element = run.incoming(run.me()).theirs + begin;
       reduce(spec, run.inputs, {&out, 1}, count);
       co_await run.pause();
     }

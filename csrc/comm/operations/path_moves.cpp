@@ -61,6 +61,7 @@ Steps run_moves(PathRun& run) {
   task.transport = &run.shared->transport();
   task.operation = run.number + 1;
   task.priority = run.operation.priority;
+  task.input = run.request.input;
   task.reduction = run.reduce_spec();
   if (prescales) {
     task.reduction.pre = nullptr;

@@ -142,7 +142,8 @@ struct PathRun {
   std::byte* stage_buffer(int r, size_t chunk, int reader, size_t quota) const;
 
   // ---- what all paths do
-  ReduceSpec reduce_spec();
+  // `first_element`: of what is added first, in the whole buffer.
+  ReduceSpec reduce_spec(uint64_t first_element = 0);
   std::byte* take_stage();  // after until_stage_is_free()
   void count_traffic(size_t read, size_t written);
   void count_staged_traffic();
@@ -168,6 +169,7 @@ struct PathRun {
   bool is_tiny = false;          // small, and the slot has room for it: needs no stage
   Path path = Path::automatic;
   Awaited awaited;
+  NotFinite not_finite;       // among what this rank has added
   int unread_owner = -1;      // whose memory can't be read any more: its death or failure ends this
   int64_t entry_seen_ns = 0;  // when an emulated link lets the word of the last entry through
   std::shared_ptr<const Operation> earlier;  // of this rank: makes what this one sends; or none
@@ -200,8 +202,11 @@ inline std::byte* PathRun::stage_buffer(int r, size_t chunk, int reader, size_t 
                  : stage_of(r) + stage_layout().offset(chunk, piece, quota);
 }
 
-inline ReduceSpec PathRun::reduce_spec() {
+inline ReduceSpec PathRun::reduce_spec(uint64_t first_element) {
   ReduceSpec spec = reduction_over(world(), request.op, request.dtype);
+  if (request.finds_not_finite) {
+    spec.check = {.found = &not_finite, .first_element = first_element};
+  }
   if (request.op == ReduceOp::premul_sum) {
     factors_.resize(world());
     for (int r = 0; r < world(); ++r) {

@@ -83,7 +83,7 @@ void consume_stage(PathRun& run, size_t chunk, size_t quota) {
                           : run.stage_buffer(r, chunk, run.me(), quota);
     }
     void* out = run.request.output + chunk * quota * run.element;
-    reduce(run.reduce_spec(), run.inputs, {&out, 1}, count);
+    reduce(run.reduce_spec(own.mine + chunk * quota), run.inputs, {&out, 1}, count);
     return;
   }
   for (int i = 1; i < run.world(); ++i) {
@@ -192,6 +192,7 @@ Steps run_two_shot_stage(PathRun& run) {
         run.inputs[r] = r == run.me() ? run.request.input + in_data : run.stage_of(r) + in_buffer;
         run.outputs[r] = r == run.me() ? run.request.output + in_data : run.stage_of(r) + in_buffer;
       }
+      spec.check.first_element = chunk * quota + slice.begin;
       reduce(spec, run.inputs, run.outputs, slice.size());
       reduced += slice.size();
       slot.reduced.store(chunk + 1, std::memory_order_release);

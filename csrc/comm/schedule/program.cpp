@@ -2,6 +2,7 @@
 #include "comm/schedule/program.h"
 
 #include <algorithm>
+#include <climits>
 
 #include "comm/base/fnv.h"
 #include "comm/schedule/check.h"
@@ -94,6 +95,30 @@ void take_turns(Program& program, const StepMoves& step) {
   }
 }
 
+// What each rank adds to or sends is its own contribution until it has received something there.
+void name_operands(Program& program) {
+  const Schedule& schedule = program.schedule;
+  const auto chunks = static_cast<size_t>(schedule.chunks);
+  std::vector<int> received(static_cast<size_t>(schedule.world) * chunks, INT_MAX);  // first
+  for (const Move& move : schedule.moves) {
+    int& first = received[static_cast<size_t>(move.dst) * chunks + move.chunk];
+    first = std::min(first, move.step);
+  }
+  for (size_t chunk = 0; chunk < chunks; ++chunk) {
+    for (LaneStep& step : program.lanes[chunk]) {
+      const auto add = [&](int rank) {
+        const bool is_own = received[static_cast<size_t>(rank) * chunks + chunk] >= step.step;
+        step.operands.push_back(is_own ? rank : FiniteCheck::kSum);
+      };
+      if (step.reduces) {
+        in_rank_order(
+            step, program.rank, [&] { add(program.rank); },
+            [&](size_t i) { add(step.receives[i]); });
+      }
+    }
+  }
+}
+
 }  // namespace
 
 std::vector<int> order_of_chunks(const Schedule& schedule, int rank) {
@@ -150,6 +175,7 @@ std::shared_ptr<const Program> compile(const Schedule& schedule, int rank) {
       std::sort(step.receives.begin(), step.receives.end());
     }
   }
+  name_operands(*program);
   const Move* const last = schedule.moves.data() + schedule.moves.size();
   for (const Move* move = schedule.moves.data(); move != last;) {
     const StepMoves step = step_from(schedule, move);

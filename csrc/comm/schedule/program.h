@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "comm/base/error.h"
+#include "comm/reduce/not_finite.h"
 #include "comm/schedule/check.h"
 #include "comm/schedule/schedule.h"
 
@@ -40,6 +41,9 @@ struct LaneStep {
   std::vector<int> receives;  // from these ranks, ascending
   bool reduces = false;
   bool completes = false;  // after it the chunk holds every contribution: scale here
+  // Of a step that reduces, in rank order: the rank whose contribution the operand is, or
+  // FiniteCheck::kSum of one that has been added to before.
+  std::vector<int> operands;
 };
 
 // The operands of a step in the order in which they are added, that of their ranks: calls own()

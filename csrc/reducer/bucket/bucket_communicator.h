@@ -21,6 +21,7 @@
 #include "comm/base/types.h"
 #include "comm/base/word.h"
 #include "comm/group/trace.h"
+#include "comm/reduce/not_finite.h"
 
 namespace dpcore {
 
@@ -29,8 +30,9 @@ struct BucketCall {
   Collective collective = Collective::all_reduce;
   ReduceOp op = ReduceOp::mean;
   int priority = 0;
-  uint64_t layout = 0;     // what the bucket holds, to be compared between ranks
-  bool background = true;  // false: only wait() needs to drive it
+  uint64_t layout = 0;            // what the bucket holds, to be compared between ranks
+  bool background = true;         // false: only wait() needs to drive it
+  bool finds_not_finite = false;  // asks for what not_finite() says
   std::optional<size_t> after = std::nullopt;  // the slot whose operation makes what this one sends
   std::shared_ptr<Words> words = nullptr;      // where carries_words()
 };
@@ -74,6 +76,10 @@ class BucketCommunicator {
   virtual void wait(size_t slot) = 0;
   // After wait(): when the operation was over. 0 where that is unknown.
   virtual int64_t over_ns(size_t) const { return 0; }
+  // Whether sums are looked at while they are made; and after wait(), what was NaN or Inf there: in
+  // elements of the bucket, as far as this rank has seen.
+  virtual bool finds_not_finite() const { return false; }
+  virtual NotFinite not_finite(size_t) const { return {}; }
   // Whether wait() would return, or throw, at once. False where that is unknown.
   virtual bool is_done(size_t) { return false; }
   // Nothing will wait for it any more: keeps the memory until the operation lets go of it.

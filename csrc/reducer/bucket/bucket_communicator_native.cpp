@@ -37,6 +37,7 @@ class NativeBucketCommunicator final : public BucketCommunicator {
   void reserve(size_t slots) override {
     works_.resize(slots);
     over_ns_.resize(slots);
+    not_finite_.resize(slots);
   }
   void start(size_t slot, const at::Tensor& bucket, const BucketCall& call) override {
     Request request = request_of(bucket, call, rank(), world());
@@ -49,9 +50,13 @@ class NativeBucketCommunicator final : public BucketCommunicator {
   void wait(size_t slot) override {
     communicator_->wait(*works_[slot], 0, interrupt_);
     over_ns_[slot] = works_[slot]->over_ns;
+    not_finite_[slot] = works_[slot]->not_finite();
     works_[slot].reset();  // back to the pool
   }
   int64_t over_ns(size_t slot) const override { return over_ns_[slot]; }
+  // A single rank adds nothing, and another pass over its gradients would be the dearer part.
+  bool finds_not_finite() const override { return world() > 1; }
+  NotFinite not_finite(size_t slot) const override { return not_finite_[slot]; }
   bool is_done(size_t slot) override { return works_[slot]->is_complete(); }
   void abandon(size_t slot, const at::Tensor& bucket) override {
     if (works_[slot] && !works_[slot]->is_complete()) {
@@ -67,6 +72,7 @@ class NativeBucketCommunicator final : public BucketCommunicator {
   Engine::Interrupt interrupt_;
   std::vector<Work> works_;
   std::vector<int64_t> over_ns_;
+  std::vector<NotFinite> not_finite_;
 };
 
 }  // namespace
@@ -94,6 +100,7 @@ Request request_of(const at::Tensor& bucket, const BucketCall& call, int rank, i
       request.input += before;
     }
   }
+  request.finds_not_finite = call.finds_not_finite;
   request.layout = call.layout;
   request.words = call.words;
   request.priority = call.priority;

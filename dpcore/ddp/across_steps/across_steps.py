@@ -24,6 +24,7 @@ from torch import nn
 
 from dpcore.base.module_hook import ModuleHook
 from dpcore.comm.communicators.read_back import numbers_in
+from dpcore.ddp.mistakes import not_finite
 from dpcore.ddp.wrapper.needs import Needs, Uses
 from dpcore.ddp.wrapper.parameters import comes_sparse
 from dpcore.ddp.wrapper.wrapped import Wrapped
@@ -158,7 +159,9 @@ class AcrossSteps:
             raise self._without_optimizer()
 
     def update(self, buckets: list[int]) -> None:
-        """The reducer's callback. It does not use the model, which may be gone by the last step."""
+        """The reducer's callback. The model may be gone by the last step."""
+        if (model := self._model()) is not None:
+            not_finite.check(model, None)
         try:
             with torch._C.DisableTorchFunction():  # guarded gradients act as plain tensors here
                 self.steps().update(buckets)

@@ -28,7 +28,7 @@ from torch.optim.optimizer import (
 )
 
 from dpcore.comm.launch import session
-from dpcore.ddp.mistakes import local_notes
+from dpcore.ddp.mistakes import local_notes, not_finite
 from dpcore.ddp.wrapper.in_flight import Guard
 from dpcore.errors import Error
 
@@ -85,6 +85,7 @@ def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             if model._reducer.wants_optimizer:
                 model._reducer.optimizer_steps()
         if model is not None and model._mistakes.is_on:
+            not_finite.check(model, optimizer)
             model._observer.before_step(optimizer)
     models = [model for owner in known[1] if (model := owner()) is not None]
     local_notes.before_step(optimizer, models, _all)
