@@ -448,6 +448,9 @@ def nccl_library(libraries: Sequence[str]) -> dict[str, Any]:
 class LaunchControl(launch_control.LaunchControl, metaclass=ABCMeta):
     """What the methods of a LaunchSchedule get."""
 
+def first_with_nan(tensors: list[torch.Tensor], /) -> int | None:
+    """The place of the first one that has a NaN. They are dense, on the CPU."""
+
 def hash_of_sizes(tensors: list[torch.Tensor | None], /) -> int:
     """Equal for lists whose tensors have equal shapes."""
 

@@ -18,6 +18,7 @@
 #include "bindings/callbacks/callbacks.h"
 #include "bindings/step_words.h"
 #include "comm/base/fnv.h"
+#include "comm/reduce/not_finite.h"
 #include "reducer/bucket/bucket_communicator_native.h"
 #include "reducer/plan/bucket_plan.h"
 #include "tensors/tensor_memory.h"
@@ -209,6 +210,18 @@ py::tuple sums_of(Reducer& reducer) {
                         sums.communication_ns, sums.bytes);
 }
 
+// The place of the first tensor that has a NaN, of dense ones on the CPU.
+std::optional<size_t> first_with_nan(const py::list& tensors) {
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const at::Tensor& tensor = THPVariable_Unpack(tensors[i].ptr());
+    const DType dtype = dtype_of(tensor.scalar_type(), "buffer");
+    if (has_nan(dtype, tensor.const_data_ptr(), static_cast<size_t>(tensor.numel()))) {
+      return i;
+    }
+  }
+  return std::nullopt;
+}
+
 // Of all tensors in the list, which may hold None. Python takes a hundred times as long to look.
 uint64_t hash_of_sizes(const py::list& tensors) {
   Fnv hash;
@@ -283,6 +296,7 @@ void register_reducer(py::module_& m) {
   m.def("plan_buckets", plan, py::arg("sizes"), py::arg("kinds"), py::arg("order"),
         py::arg("caps"));
   m.def("hash_of_sizes", hash_of_sizes);
+  m.def("first_with_nan", first_with_nan);
   py::class_<Reducer, std::shared_ptr<Reducer>> reducer(m, "Reducer");
   reducer
       .def(py::init(&make_reducer), py::arg("parameters"), py::arg("names"), py::arg("sparse"),

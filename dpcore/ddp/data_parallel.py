@@ -27,6 +27,7 @@ from dpcore import _C
 from dpcore.comm.communicators.protocol import capabilities_of, check_open, core_of
 from dpcore.ddp.across_steps.across_steps import STEP_ADVICE, AcrossSteps, FlushedBefore, listen
 from dpcore.ddp.check import every_from_variable
+from dpcore.ddp.mistakes.not_finite import FiniteBuffers
 from dpcore.ddp.mistakes.observer import Observer
 from dpcore.ddp.mistakes.reports import Reports, mode_of
 from dpcore.ddp.torch_face import dynamo, join, pickling, sync_batch_norm
@@ -191,7 +192,9 @@ class DataParallel(FlushedBefore, TorchSurface):
         self._parameters_by_number = [parameter for _, parameter in trained]
         group, ignored = self._model_group, self.parameters_to_ignore
         self._watch = parameters.ParameterWatch(self.module, trained, ignored)
-        self._buffers_of_module = BufferSync(group, self.module, ignored, self.device)
+        self._buffers_of_module = BufferSync(
+            group, self.module, ignored, self.device, FiniteBuffers(self._mistakes, group.rank)
+        )
         modules = parameters.modules_with_parameters(self.module, self._parameters_by_number)
         steps = FirstSteps(self.group, self._caps_are, self._wanted_schedule)
         self._first_steps = steps

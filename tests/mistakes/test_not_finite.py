@@ -405,3 +405,72 @@ def _averaged(comm, buffer):
     future = torch.futures.Future()
     future.set_result(buffer)
     return future
+
+
+# ---- buffers ---------------------------------------------------------------------------------
+
+
+class WithBuffers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 2)
+        self.norm = nn.BatchNorm1d(8)
+        self.register_buffer("mask", torch.full((4, 4), -math.inf).triu(1))
+        self.register_buffer("smallest", torch.tensor(math.inf))
+        self.register_buffer("unknown", torch.tensor(math.nan))
+
+    def forward(self, x):
+        self.smallest = torch.minimum(self.smallest, x.detach().min())  # another tensor
+        self.mask.fill_(-math.inf).triu_(2)
+        return self.layer(self.norm(x))
+
+
+@pytest.mark.parametrize("world", (2, 3))
+def test_a_buffer_that_gets_a_nan_is_named(world):
+    def body(comm):
+        model = dpcore.DataParallel(WithBuffers(), comm=comm)
+        told = []
+        model._mistakes.warn = lambda kind, text: told.append((kind, text))
+        for step in range(5):
+            x = torch.randn(4, 8, generator=torch.Generator().manual_seed(step))
+            if step == 2:
+                x[0, 0] = math.nan
+            model.zero_grad()
+            model(x).sum().backward()
+            if step < 3:
+                assert told == []
+        kinds, texts = zip(*told, strict=True)
+        assert set(kinds) == {"buffer not finite"}
+        assert any(
+            f"rank {comm.rank}: forward 4: rank 0's buffer norm.running_var, which goes to every "
+            "rank, has 1 NaN among 8 elements" in text
+            for text in texts
+        )
+        assert len(texts) == 3  # running_mean, running_var, smallest; in order, each once
+
+    dpcore.spawn(body, world, mode="threads")
+
+
+def test_buffers_with_infinities_are_silent():
+    def body(comm):
+        model = dpcore.DataParallel(WithBuffers(), comm=comm, mistakes="raise")
+        for step in range(4):
+            model.module.smallest.fill_(math.inf)  # as an observer that is reset
+            x = torch.randn(4, 8, generator=torch.Generator().manual_seed(step))
+            model(x).sum().backward()
+
+    dpcore.spawn(body, 2, mode="threads")
+
+
+def test_the_look_at_buffers():
+    from dpcore import _C
+
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64):
+        tensors = [torch.ones(count, dtype=dtype) for count in (3, 0, 70, 1001)]
+        tensors[2][5] = math.inf
+        tensors[2][6] = -math.inf
+        assert _C.first_with_nan(tensors) is None
+        tensors[3][1000] = -math.nan
+        assert _C.first_with_nan(tensors) == 3
+        tensors[0][0] = math.nan
+        assert _C.first_with_nan(tensors) == 0

@@ -1,4 +1,4 @@
-"""NaN and Inf in a gradient that an optimizer is about to step with.
+"""NaN and Inf: in a gradient that an optimizer is about to step with, and in a broadcast buffer.
 
 The kernels that add gradients look at every result while it is in a register
 (csrc/comm/reduce/not_finite.h), and a rank that finds one remembers whose gradient it came from.
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
@@ -58,6 +58,9 @@ class Found(NamedTuple):
     elements: int  # of that
     step: int
     narrowed_to: str  # the type in which it travels, if that is not its own
+
+
+# ---- gradients -------------------------------------------------------------------------------
 
 
 def check(model: Averaged, optimizer: torch.optim.Optimizer | None) -> None:
@@ -177,3 +180,49 @@ def _are_finite(tensors: Iterable[torch.Tensor]) -> bool:
     for tensor in tensors:
         by_device.setdefault(tensor.device, []).append(torch.isfinite(tensor).all())
     return all(bool(torch.stack(each).all()) for each in by_device.values())
+
+
+# ---- buffers ---------------------------------------------------------------------------------
+
+
+class FiniteBuffers:
+    """The broadcast buffers of a model that have had no NaN so far. One that gets a NaN is told, on
+    every rank. A buffer that begins with one may mean it, and so may any buffer with an Inf: masks
+    and the extremes of observers are made of them."""
+
+    def __init__(self, reports: Reports, rank: int) -> None:
+        self._reports, self._rank = reports, rank
+        self._known: set[str] = set()  # names of those that had no NaN in some forward
+        self._names: list[str] = []
+        self._parts: list[torch.Tensor] = []
+        self._is_new = False
+
+    def watch(self, parts: Mapping[str, torch.Tensor]) -> None:
+        """Takes the memory through which buffers are sent, by their names."""
+        can_have = {
+            name: part
+            for name, part in parts.items()
+            if part.is_floating_point() and part.device.type == "cpu"
+        }
+        self._names, self._parts = list(can_have), list(can_have.values())
+        self._is_new = True
+
+    def check(self, forward: int, root: int) -> None:
+        """Called when buffers have come from rank ``root``."""
+        if not self._reports.is_on:
+            return
+        while (at := _C.first_with_nan(self._parts)) is not None:
+            name, part = self._names.pop(at), self._parts.pop(at)
+            if name in self._known:
+                self._known.remove(name)
+                self._reports.warn(
+                    "buffer not finite",
+                    f"rank {self._rank}: forward {forward}: rank {root}'s buffer {name}, which "
+                    f"goes to every rank, has {int(part.isnan().sum())} NaN among {part.numel()} "
+                    f"elements, and had none before. Look at the inputs of rank {root} in the "
+                    "forward before it. A running statistic keeps a NaN: go on from the buffers of "
+                    "a checkpoint",
+                )
+        if self._is_new:
+            self._known.update(self._names)
+            self._is_new = False

@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from dpcore import _C
+from dpcore.ddp.mistakes.not_finite import FiniteBuffers
 from dpcore.ddp.wrapper.model_group import ModelGroup
 from dpcore.ddp.wrapper.module_state import compare, digest_of, lines_of_buffers
 from dpcore.errors import Mismatch
@@ -58,13 +59,16 @@ class BufferSync:
         module: nn.Module,
         ignored: Container[str],
         device: torch.device,
+        finite: FiniteBuffers | None = None,
     ) -> None:
         self._group, self._module, self._ignored = group, module, ignored
         self._device = device  # of the tensors that ranks compare
+        self._finite = finite
         self._forwards = 0  # those that sent buffers
         self._lines: list[str] = []
         self._digest = 0
         self._changes: list[str] = []  # since the ranks compared
+        self._names: list[str] = []
         self._sent: list[torch.Tensor] = []
         self._batches: list[_Batch] = []  # of these, once the ranks have compared them
         self._is_laid_out = False
@@ -110,6 +114,7 @@ class BufferSync:
         lines = lines_of_buffers(sent)
         self._changes += sorted({*lines} ^ {*self._lines})
         self._lines, self._digest = lines, digest_of(lines)
+        self._names = list(sent)
         self._sent, self._is_laid_out = list(sent.values()), False
 
     @torch.inference_mode(False)  # the memory persists, and training may use it later
@@ -127,6 +132,15 @@ class BufferSync:
             pieces = torch.split(flat, [buffer.numel() for buffer in own])
             parts = [part.view(b.shape) for part, b in zip(pieces, own, strict=True)]
             self._batches.append(_Batch(flat, parts, own))
+        if self._finite is not None:
+            names = {id(buffer): name for name, buffer in zip(self._names, buffers, strict=True)}
+            self._finite.watch(
+                {
+                    names[id(buffer)]: part
+                    for batch in self._batches
+                    for buffer, part in zip(batch.buffers, batch.parts, strict=True)
+                }
+            )
 
     @torch.no_grad()
     def __call__(self, root: int = 0) -> None:
@@ -140,6 +154,8 @@ class BufferSync:
                 self._lay_out()  # on GPUs all ranks allocate this memory together
             for batch in self._batches:
                 self._send(batch, root)
+            if self._finite is not None:
+                self._finite.check(self._forwards, root)
         except Mismatch as problem:
             if not changes and not any(words in str(problem) for words in _ABOUT_BUFFERS):
                 raise
