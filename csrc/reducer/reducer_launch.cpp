@@ -281,8 +281,10 @@ void Reducer::wait(size_t b) {
         take_apart(together);
       }
       if (const NotFinite found = communicator_->not_finite(first); found.is_found()) {
-        const int parts = progress_.phases().begins_with_half() ? communicator_->world() : 1;
-        not_finite_.note(found, together, gradients_, iteration_.step(), parts);
+        const bool is_half = progress_.phases().begins_with_half();
+        not_finite_.note(found, together, gradients_, iteration_.step(),
+                         is_half ? FirstNotFinite::Part{rank(), communicator_->world()}
+                                 : FirstNotFinite::Part{});
       }
     }
   } catch (...) {

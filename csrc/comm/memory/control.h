@@ -22,6 +22,7 @@
 
 #include "comm/base/error.h"
 #include "comm/base/word.h"
+#include "comm/reduce/not_finite.h"
 
 namespace dpcore {
 
@@ -142,12 +143,14 @@ struct alignas(128) OperationSlot {
   std::atomic<uint64_t> reduced;              // chunks whose own slice is reduced in all stages
   std::atomic<uint64_t> consumed;             // chunks this rank has read from all its peers
   std::atomic<uint64_t> finished;  // number + 1: no more touching of peers' memory for it
+  NotFinite not_finite;            // of what this rank has added; in the line of `finished`
 
   alignas(64) Word word;  // written before `posted`, of an operation that has one
 };
 static_assert(offsetof(OperationSlot, input_offset) == 64);
 static_assert(offsetof(OperationSlot, arguments) < 128, "beside what is written at the post");
 static_assert(offsetof(OperationSlot, filled) == 128 && sizeof(OperationSlot) == 256);
+static_assert(offsetof(OperationSlot, not_finite) + sizeof(NotFinite) <= 192);
 
 // What went wrong, alike in a rank's own memory, in its control block and in frames.
 struct FailureRecord {

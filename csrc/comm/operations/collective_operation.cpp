@@ -294,6 +294,7 @@ void CollectiveOperation::post() {
   }
   slot.reduced.store(0, std::memory_order_relaxed);
   slot.consumed.store(0, std::memory_order_relaxed);
+  slot.not_finite = {};
   uint64_t filled = 0;
   if (is_prefilled_) {
     std::byte* stage = run_.is_tiny ? nullptr : run_.take_stage();

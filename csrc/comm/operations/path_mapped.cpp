@@ -56,6 +56,7 @@ Steps run_two_shot_push(PathRun& run) {
   run.count_traffic(others, others);
   run.finish();
   co_await run.until_finished("every slice to be written");
+  run.learn_not_finite();
 }
 
 Steps run_reducing_pull(PathRun& run) {
@@ -86,6 +87,7 @@ Steps run_reducing_pull(PathRun& run) {
   run.finish();
   if (run.publishes()) {
     co_await run.until_finished("every rank to have read");
+    run.learn_not_finite();
   }
 }
 

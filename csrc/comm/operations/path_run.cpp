@@ -95,6 +95,14 @@ void PathRun::await_end_of(int owner) {
   await_one("a rank that is gone", &OperationSlot::finished, kNoMore, owner);
 }
 
+void PathRun::learn_not_finite() {
+  for (int r = 0; r < world() && request.finds_not_finite; ++r) {
+    if (r != me()) {
+      not_finite.merge(slot(r).not_finite);
+    }
+  }
+}
+
 std::byte* PathRun::take_stage() {
   std::byte* stage = shared->stage(number);
   own_slot().stage_offset = group->endpoint().arena().offset_of(stage, kStageBytes);

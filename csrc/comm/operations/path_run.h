@@ -155,6 +155,9 @@ struct PathRun {
   void await_end_of(int owner);
   // This rank no longer accesses its peers' memory for the operation.
   void finish(bool ring = true);
+  // When all have finished: what they have found, in lines that this rank has just read. Slots are
+  // used again kSlotsKept operations later.
+  void learn_not_finite();
 
   const Operation& operation;
   Group* group = nullptr;
@@ -236,6 +239,9 @@ inline void PathRun::count_staged_traffic() {
 
 inline void PathRun::finish(bool ring) {
   fault::reach(fault::Point::exit, me(), number);
+  if (not_finite.is_found()) {
+    own_slot().not_finite = not_finite;
+  }
   group->finish_operation(number);
   // A rank that only sends may be ahead: the others still read what it would take away from them.
   const bool fills_again = is_small && !is_tiny && publishes() && consumes();

@@ -22,6 +22,14 @@ struct NotFinite {
   uint64_t ranks = 0;       // bit r: rank r, below 64, has one in the same few elements
 
   bool is_found() const { return rank >= 0 || overflowed; }
+  // With what another rank has found in its part: the first one whose rank is known stays.
+  void merge(const NotFinite& other) {
+    const bool says_more =
+        (other.rank >= 0) != (rank >= 0) ? other.rank >= 0 : other.element < element;
+    if (other.is_found() && (!is_found() || says_more)) {
+      *this = other;
+    }
+  }
 };
 
 // What reduce() is told where it shall look.

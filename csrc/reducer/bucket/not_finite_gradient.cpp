@@ -10,7 +10,7 @@
 namespace dpcore {
 
 void FirstNotFinite::note(const NotFinite& found, std::span<const Bucket> together,
-                          const std::vector<Gradient>& gradients, uint64_t step, int parts) {
+                          const std::vector<Gradient>& gradients, uint64_t step, Part part) {
   uint64_t element = found.element;
   size_t at = 0;
   for (; at + 1 < together.size(); ++at) {
@@ -32,12 +32,13 @@ void FirstNotFinite::note(const NotFinite& found, std::span<const Bucket> togeth
     return;
   }
   const at::Tensor& travelled = bucket.travelling();
-  const uint64_t part = static_cast<uint64_t>(travelled.numel()) / static_cast<uint64_t>(parts);
-  const uint64_t part_begin = element / part * part;
+  const auto length = static_cast<uint64_t>(travelled.numel() / part.count);
+  const uint64_t part_begin = static_cast<uint64_t>(part.number) * length;
   const uint64_t gradient_begin = gradients[number].first_element;
-  const auto length = static_cast<uint64_t>(gradients[number].parameter.numel());
+  const auto elements = static_cast<uint64_t>(gradients[number].parameter.numel());
+  const bool is_here = element >= part_begin && element < part_begin + length;
   const uint64_t begin = std::max(gradient_begin, part_begin);
-  const uint64_t end = std::min(gradient_begin + length, part_begin + part);
+  const uint64_t end = is_here ? std::min(gradient_begin + elements, part_begin + length) : begin;
   const auto* data = static_cast<const std::byte*>(travelled.const_data_ptr());
   std::string narrowed_to;
   if (bucket.narrow.defined()) {

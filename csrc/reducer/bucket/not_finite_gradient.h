@@ -25,17 +25,21 @@ struct NotFiniteGradient {
   uint64_t ranks = 0;       // as NotFinite has them
   uint64_t element = 0;     // the first one, in the memory of the parameter
   NotFiniteCounts counts;   // in the average, or in this rank's part of it
-  uint64_t elements = 0;    // looked at for the counts
+  uint64_t elements = 0;    // of these; 0 where this rank has no average of the first one
   uint64_t step = 0;        // as messages count
   std::string narrowed_to;  // the type that travels, if it is not the gradient's
 };
 
 class FirstNotFinite {
  public:
-  // What an operation has found that carried these buckets. Their averages are there; if they are
-  // cut into `parts`, one of them.
+  // Where averages are: everywhere, or in one of `count` parts.
+  struct Part {
+    int number = 0;
+    int count = 1;
+  };
+  // What an operation has found that carried these buckets.
   void note(const NotFinite& found, std::span<const Bucket> together,
-            const std::vector<Gradient>& gradients, uint64_t step, int parts);
+            const std::vector<Gradient>& gradients, uint64_t step, Part part);
   // Of the last step, after so many of them; or null.
   const NotFiniteGradient* of(uint64_t completed) const {
     return first_ && last_step_ >= completed ? &*first_ : nullptr;

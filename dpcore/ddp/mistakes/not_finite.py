@@ -3,8 +3,8 @@
 The kernels that add gradients look at every result while it is in a register
 (csrc/comm/reduce/not_finite.h), and a rank that finds one remembers whose gradient it came from.
 It is told when an optimizer steps, and not before: a program may skip the step or repair the
-gradient. Each rank sees the part of a bucket that it adds, so often one rank tells and sometimes
-several do.
+gradient. Each rank sees the part of a bucket that it adds. Where they share memory they also see
+what the others have found, so all tell the same; between hosts, often one rank tells alone.
 
 Groups whose sums are made elsewhere (NCCL, MPI, groups of torch, communication hooks) have no such
 look, nor has a single rank, which adds nothing. There DPCORE_CHECK_FINITE=1 or mistakes="all"
@@ -55,7 +55,7 @@ class Found(NamedTuple):
     element: int  # the first one
     nans: int  # in the average, or in this rank's part of it
     infs: int
-    elements: int  # of that
+    elements: int  # of that; 0 where this rank has no average of the first one
     step: int
     narrowed_to: str  # the type in which it travels, if that is not its own
 
@@ -66,11 +66,9 @@ class Found(NamedTuple):
 def check(model: Averaged, optimizer: torch.optim.Optimizer | None) -> None:
     """Called before an optimizer of the model changes anything. None: that of the phase "update",
     whose gradients may not be readable."""
-    reports, reducer = model._mistakes, model._reducer
-    if not reports.is_on:
-        return
+    reducer = model._reducer
     record = reducer.not_finite
-    if record is None and (reducer.finds_not_finite or not _is_asked_for(reports)):
+    if record is None and (reducer.finds_not_finite or not _is_asked_for(model._mistakes)):
         return
     if getattr(optimizer, "found_inf", None) is not None:
         return  # it skips the step itself: a scaler of gradients has told it to
@@ -83,6 +81,8 @@ def check(model: Averaged, optimizer: torch.optim.Optimizer | None) -> None:
 
 
 def _is_asked_for(reports: Reports) -> bool:
+    if not reports.is_on:
+        return False
     return reports.mode == "all" or os.environ.get("DPCORE_CHECK_FINITE", "0") not in ("", "0")
 
 
@@ -113,14 +113,14 @@ def _tell(model: Averaged, text: str) -> None:
 def _in_words(model: Averaged, found: Found) -> str:
     narrowed = f" (which travels as {found.narrowed_to})" if found.narrowed_to else ""
     what = f"{found.name}{narrowed}"
-    has_all = found.elements == model._parameters_by_number[found.number].numel()
-    where = (
-        "which goes to every rank" if has_all else f"of which rank {model.group.rank} has a part"
-    )
-    average = (
-        f"the average, {where}, has {_counts(found.nans, found.infs)} among {found.elements} "
-        "elements"
-    )
+    average = "the average goes to every rank"
+    if found.elements > 0:
+        is_all = found.elements == model._parameters_by_number[found.number].numel()
+        where = "which goes to every rank" if is_all else "of which this rank has a part"
+        average = (
+            f"the average, {where}, has {_counts(found.nans, found.infs)} among {found.elements} "
+            "elements"
+        )
     if found.rank < 0:
         said = (
             f"the gradients of {what} are finite, and their sum overflows at element "
