@@ -6,11 +6,13 @@ import warnings
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.amp import GradScaler
 
 import dpcore
 from tests.data_parallel.models import seeded
+from tests.ranks.groups import in_group
 
 SMALL, LARGE = 40, 30_000  # hidden features: in one chunk of the stage, and in slices per rank
 ACROSS = ("priority", "dear", "zero1", "zero2")
@@ -391,7 +393,24 @@ def test_one_rank_looks_when_it_is_asked(monkeypatch):
     )
 
 
-def test_hooks_and_other_groups_look_when_they_are_asked(monkeypatch):
+@pytest.mark.parametrize("schedule", ("auto", "priority"))
+def test_a_group_of_torch_looks_when_it_is_asked(monkeypatch, schedule):
+    def body():
+        training = Training(dist.group.WORLD, schedule=schedule)
+        for step in range(2):
+            training.step(**({"e9": math.nan} if step == dist.get_rank() == 1 else {}))
+        training.model.flush()
+        return training.model.backend, training.told
+
+    monkeypatch.setenv("DPCORE_CHECK_FINITE", "1")
+    for rank, (backend, told) in enumerate(in_group(body, 2, backend="gloo")):
+        assert backend == "torch gloo"
+        assert told[0].startswith(
+            f"rank {rank}: step 2: the averaged gradient of layers.0.weight has 1 NaN among "
+        )
+
+
+def test_hooks_look_when_they_are_asked(monkeypatch):
     def body(comm):
         training = Training(comm)
         training.model.register_comm_hook(

@@ -163,9 +163,10 @@ def _look(model: Averaged, optimizer: torch.optim.Optimizer) -> str:
     name = next(name for name, p in model.module.named_parameters() if p is wanted)
     nans, infs = int(average.isnan().sum()), int(average.isinf().sum())
     first = int(torch.isfinite(average).logical_not().flatten().nonzero()[0])
+    step = model._reducer.completed + model._reducer.is_in_flight
     return (
-        f"rank {model.group.rank}: step {model._reducer.completed}: the averaged gradient of "
-        f"{name} has {_counts(nans, infs)} among {average.numel()} elements, first at element "
+        f"rank {model.group.rank}: step {step}: the averaged gradient of {name} "
+        f"has {_counts(nans, infs)} among {average.numel()} elements, first at element "
         f"{first}. Look at the loss and the inputs of each rank in that step. {_REMEDY}"
     )
 
