@@ -89,8 +89,8 @@ std::shared_ptr<Reducer> make_reducer(
     const py::list& parameters, const std::vector<std::string>& names,
     const std::vector<bool>& sparse, std::vector<std::vector<size_t>> modules,
     const py::object& group, const py::object& schedule, const std::vector<uint64_t>& caps,
-    bool find_unused, bool grad_is_part, bool skip_unused, bool static_graph, bool says_words,
-    bool finds_not_finite, bool ordered, std::string profiled_as, const py::function& reduce_sparse,
+    bool find_unused, bool grad_is_part, bool skip_unused, bool static_graph, bool finds_mistakes,
+    bool ordered, std::string profiled_as, const py::function& reduce_sparse,
     const py::function& update, const py::function& differ, uint64_t tag, uint64_t traced_as,
     std::string model, std::string advice) {
   std::vector<Gradient> gradients(names.size());
@@ -102,8 +102,8 @@ std::shared_ptr<Reducer> make_reducer(
   }
   return std::make_shared<Reducer>(
       std::move(gradients), std::move(modules),
-      Reducer::Settings{caps, find_unused, grad_is_part, skip_unused, static_graph, says_words,
-                        finds_not_finite, std::move(profiled_as), tag, traced_as, std::move(model),
+      Reducer::Settings{caps, find_unused, grad_is_part, skip_unused, static_graph, finds_mistakes,
+                        std::move(profiled_as), tag, traced_as, std::move(model),
                         std::move(advice)},
       bucket_communicator_of(group, ordered, tensors), launch_schedule_of(schedule),
       Reducer::Callbacks{
@@ -302,10 +302,9 @@ void register_reducer(py::module_& m) {
       .def(py::init(&make_reducer), py::arg("parameters"), py::arg("names"), py::arg("sparse"),
            py::arg("modules"), py::arg("group"), py::arg("schedule"), py::arg("caps"),
            py::arg("find_unused"), py::arg("grad_is_part"), py::arg("skip_unused"),
-           py::arg("static_graph"), py::arg("says_words"), py::arg("finds_not_finite"),
-           py::arg("ordered"), py::arg("profiled_as"), py::arg("reduce_sparse"), py::arg("update"),
-           py::arg("differ"), py::arg("tag"), py::arg("traced_as"), py::arg("model"),
-           py::arg("advice"))
+           py::arg("static_graph"), py::arg("finds_mistakes"), py::arg("ordered"),
+           py::arg("profiled_as"), py::arg("reduce_sparse"), py::arg("update"), py::arg("differ"),
+           py::arg("tag"), py::arg("traced_as"), py::arg("model"), py::arg("advice"))
       .def("begin_forward", &Reducer::begin_forward, NoGil())
       .def("end_forward",
            [](Reducer& reducer, bool synchronised, const py::iterable& outputs) {

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstring>
 #include <string_view>
 
 #include "comm/base/fnv.h"
@@ -17,21 +18,27 @@ namespace py = pybind11;
 namespace dpcore {
 namespace {
 
-constexpr size_t kModulesPerWord = 24;
+constexpr size_t kModulesPerWord = 12;
 constexpr int kDepthOfInputs = 4;
 
 bool is_text(PyObject* object, std::string_view text) {
   return PyUnicode_Check(object) && PyUnicode_CompareWithASCIIString(object, text.data()) == 0;
 }
 
+uint64_t hash_of_bytes(const void* bytes, size_t count) {
+  Fnv hash;
+  for (size_t at = 0; at < count; at += sizeof(uint64_t)) {
+    uint64_t word = 0;
+    std::memcpy(&word, static_cast<const char*>(bytes) + at, std::min(sizeof(word), count - at));
+    hash.add(word);
+  }
+  return hash.add(count).value();
+}
+
 uint64_t hash_of_text(PyObject* text) {
   Py_ssize_t length = 0;
   const char* bytes = PyUnicode_AsUTF8AndSize(text, &length);
-  Fnv hash;
-  for (Py_ssize_t i = 0; i < length; ++i) {
-    hash.add(static_cast<unsigned char>(bytes[i]));
-  }
-  return hash.value();
+  return hash_of_bytes(bytes, static_cast<size_t>(length));
 }
 
 // Of numbers, texts and sequences of them. Other objects are 0: they say nothing that ranks could
@@ -179,12 +186,7 @@ void say_input(StepWords::Said& own, const py::tuple& inputs, const py::dict& na
     constexpr size_t kSample = 64;
     const size_t bytes = std::min(kSample, tensor.nbytes());
     const size_t begin = (tensor.nbytes() - bytes) / 2;
-    const auto* at = static_cast<const unsigned char*>(tensor.const_data_ptr()) + begin;
-    Fnv hash;
-    for (size_t i = 0; i < bytes; ++i) {
-      hash.add(at[i]);
-    }
-    own.data = hash.value() | 1;
+    own.data = hash_of_bytes(static_cast<const char*>(tensor.const_data_ptr()) + begin, bytes) | 1;
   }
 }
 

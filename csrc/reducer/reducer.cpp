@@ -56,7 +56,7 @@ Reducer::Reducer(std::vector<Gradient> gradients, std::vector<std::vector<size_t
       norms_(communicator_, device_of(gradients_), settings_.tag),
       copier_(gradients_, buckets_, communicator_, settings_.grad_is_part),
       used_(gradients_.size(), communicator_, device_of(gradients_)),
-      words_(settings_.says_words, communicator_, device_of(gradients_), gradients_),
+      words_(settings_.finds_mistakes, communicator_, device_of(gradients_), gradients_),
       trace_(communicator_, settings_.traced_as, settings_.profiled_as),
       progress_(schedule_->phases()),
       modules_(std::move(modules)),
@@ -433,14 +433,15 @@ void Reducer::finish_iteration() {
   samples_.add(iteration_.completed, record_);
   sums_.add_communication(record_);
   ++iteration_.completed;
-  hear_words();
+  hear_words(iteration_.completed);
 }
 
-void Reducer::hear_words() {
+// Of the step with this number, unless that has happened.
+void Reducer::hear_words(uint64_t step) {
   uint32_t found = 0;
   try {
     const StepRecord::Wait waiting(record_);
-    found = words_.finish(slot_of_words(), settings_.tag, iteration_.completed);
+    found = words_.finish(slot_of_words(), settings_.tag, step);
   } catch (...) {
     raise_about("the words of all ranks about their steps");
   }

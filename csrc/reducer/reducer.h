@@ -64,13 +64,13 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
     bool grad_is_part = true;  // false: results are copied back to a grad of its own
     bool skip_unused = false;  // buckets of unused gradients only: the same ones on all ranks
     bool static_graph = false;
-    bool says_words = false;        // see step_words.h
-    bool finds_not_finite = false;  // gradients with NaN or Inf, while they are added
-    std::string profiled_as;        // of buckets on their way, in torch's profiler; empty: not here
-    uint64_t tag = 0;        // of the model, so that ranks don't mix up models that look alike
-    uint64_t traced_as = 0;  // its number in traces
-    std::string model;       // its name in messages
-    std::string advice;      // about a Mismatch, appended to it
+    bool finds_mistakes =
+        false;                // by words (step_words.h), and NaN or Inf where gradients are added
+    std::string profiled_as;  // of buckets on their way, in torch's profiler; empty: not here
+    uint64_t tag = 0;         // of the model, so that ranks don't mix up models that look alike
+    uint64_t traced_as = 0;   // its number in traces
+    std::string model;        // its name in messages
+    std::string advice;       // about a Mismatch, appended to it
   };
   // Callbacks that need the Python interpreter. The reducer does not hold the GIL.
   struct Callbacks {
@@ -210,7 +210,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   // Whether gradients with NaN or Inf are found while they are added; and the first one of the last
   // step, as far as this rank has seen, or null.
   bool finds_not_finite() const {
-    return settings_.finds_not_finite && !hook_ && communicator_->finds_not_finite();
+    return settings_.finds_mistakes && !hook_ && communicator_->finds_not_finite();
   }
   const NotFiniteGradient* not_finite() const { return not_finite_.of(iteration_.completed); }
   // How gradients came into buckets and results out of them.
@@ -261,7 +261,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   void advance(size_t b, Next next = Next::phase);
   void end_step_if_over();
   void finish_iteration();
-  void hear_words();
+  void hear_words(uint64_t step);
   void make_undefined();
   void await_or_defer();
   void give_back();

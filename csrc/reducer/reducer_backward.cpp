@@ -368,7 +368,7 @@ void Reducer::shadow_backward() {
   synchronised_ = false;
   ++sums_.backwards;
   ++iteration_.completed;
-  hear_words();
+  hear_words(iteration_.completed);
 }
 
 }  // namespace dpcore

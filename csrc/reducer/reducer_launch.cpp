@@ -156,7 +156,7 @@ void Reducer::send(std::span<Bucket> together, Launch how) {
   call.priority = how.priority;
   call.background = how.background;
   call.words = words_.leave_with(hook_ != nullptr, iteration_.step());
-  call.finds_not_finite = settings_.finds_not_finite;
+  call.finds_not_finite = settings_.finds_mistakes;
   const int64_t now = now_ns();
   for (size_t i = 0; i < together.size(); ++i) {
     Bucket& bucket = together[i];
@@ -521,6 +521,10 @@ bool Reducer::update_steps() {
   ++update_steps_;
   if (!is_in_flight()) {
     return false;
+  }
+  if (progress_.phases().updates_parts() && communicator_->carries_words()) {
+    wait(order_.front());
+    hear_words(iteration_.step());  // before parts of different models become one
   }
   iteration_.stepped = true;
   if (listens(LaunchSchedule::optimizer_step)) {

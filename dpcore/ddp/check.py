@@ -24,7 +24,6 @@ import torch
 
 from dpcore.comm.communicators.protocol import GradientGroup
 from dpcore.comm.communicators.read_back import numbers_in, on_host
-from dpcore.ddp.across_steps.distributed import DistributedOptimizer
 from dpcore.ddp.mistakes.contents import (
     Contents,
     Entry,
@@ -32,7 +31,6 @@ from dpcore.ddp.mistakes.contents import (
     digest_of_value,
     random_states,
 )
-from dpcore.ddp.mistakes.local_notes import optimizers_of
 from dpcore.ddp.wrapper.gradient_group import choose_group
 from dpcore.ddp.wrapper.module_state import digest_of, gather_facts, text_of
 from dpcore.errors import Mismatch, Unsupported
@@ -186,10 +184,7 @@ class CheckEvery:
         if done == before or done % self.every or model._join_config.enable:
             return
         self._checked_at = done
-        optimizers = optimizers_of(model, since=before)
-        if model._across is not None:  # the optimizer inside steps parts of buckets
-            optimizers = [one for one in optimizers if isinstance(one, DistributedOptimizer)]
-        check(model, *optimizers).raise_if_different()
+        check(model, *model._observer.optimizers_of(since=before)).raise_if_different()
 
 
 def _memory_of(first: Any) -> tuple[_Memory, str]:

@@ -215,8 +215,7 @@ class DataParallel(FlushedBefore, TorchSurface):
             grad_is_part=self.gradient_as_bucket_view,
             skip_unused=self.skip_all_reduce_unused_params,
             static_graph=self.static_graph,
-            says_words=self._mistakes.is_on,
-            finds_not_finite=self._mistakes.is_on,
+            finds_mistakes=self._mistakes.is_on,
             ordered=self._deterministic or steps.adds_in_order,
             profiled_as=profiled_as(self, "all_reduce"),
             reduce_sparse=self._average_sparse,
@@ -319,7 +318,7 @@ class DataParallel(FlushedBefore, TorchSurface):
         if not learning:
             self.require_forward_param_sync = False  # ranks may run different numbers of these
         elif not self.reducer.was_prepared_since(prepared):
-            if synchronised and self._mistakes.is_on:
+            if synchronised and self._observer.compares:
                 self._observer.after_forward(inputs, kwargs)
             output = self._expect_gradients(output, synchronised)
         if learning and self._weight is not None:

@@ -194,6 +194,9 @@ uint32_t StepWords::compare() {
   uint32_t found = 0;
   for (const Word& word : words_->all) {
     const auto said = std::bit_cast<Said>(word);
+    if (said.step == 0) {
+      return 0;  // a rank that looks for nothing
+    }
     if ((said.flags & has_no_inputs) != 0) {
       continue;
     }
@@ -258,7 +261,8 @@ void StepWords::take_digest(uint64_t label) {
 }
 
 bool StepWords::has_changed_since_digest() const {
-  return is_on_ && is_on_host_ && digest_of_lines(gradients_, label_) != own.digest;
+  return is_on_ && is_on_host_ && !is_digest_late_ &&
+         digest_of_lines(gradients_, label_) != own.digest;
 }
 
 uint64_t digest_of_lines(const std::vector<Gradient>& gradients, uint64_t label) {

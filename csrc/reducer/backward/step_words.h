@@ -4,7 +4,7 @@
 //
 // The word travels with the first bucket of a step where the communicator carries words, as
 // dpcore's own do: in memory that ranks read at that moment anyway. Others gather words by an
-// all-reduce of their own in few steps: is_due(). A hook that replaces the all-reduce has no words:
+// all-reduce of their own in every 16th step. A hook that replaces the all-reduce has no words:
 // what it does to gradients is the program's business.
 //
 // The digest is taken after an optimizer's step, when parameters are what will be trained; between
@@ -104,9 +104,7 @@ class StepWords {
   bool has_changed_since_digest() const;
 
  private:
-  static bool is_due(uint64_t step) {
-    return step % 16 == 0 || (step < 16 && (step & (step - 1)) == 0);
-  }
+  static bool is_due(uint64_t step) { return step % 16 == 0; }
   void take_digest(uint64_t label);
   void gather(size_t slot, uint64_t layout);
   uint32_t compare();

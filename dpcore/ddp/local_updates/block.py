@@ -8,7 +8,6 @@ that step or a later one; at most one fragment is in flight.
 from __future__ import annotations
 
 import contextlib
-import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
@@ -24,6 +23,7 @@ from dpcore.ddp.local_updates.checks import (
     whole_number,
 )
 from dpcore.ddp.local_updates.fragments import Fragment, cut
+from dpcore.ddp.mistakes.observer import in_blocks
 from dpcore.ddp.wrapper.buffer_sync import BufferSync
 from dpcore.ddp.wrapper.gradient_group import choose_group
 from dpcore.ddp.wrapper.model_group import ModelGroup
@@ -32,7 +32,6 @@ from dpcore.ddp.wrapper.parameters import trained_parameters
 from dpcore.errors import Error, Mismatch, PeerLost, Timeout, Unsupported
 
 _Self = TypeVar("_Self", bound="LocalUpdates")
-_active: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()  # whose steps are counted
 
 
 class Flight(NamedTuple):
@@ -109,21 +108,21 @@ class LocalUpdates:
     def __enter__(self: _Self) -> _Self:
         """All ranks begin with rank 0's parameters and buffers, except after
         ``load_state_dict()``."""
-        if self._counted in _active:
+        if self._counted in in_blocks:
             raise Unsupported(
                 f"{self._name}: the steps of this optimizer are counted already, by the block "
                 "around this one; leave that first"
             )
         self._agree()
         self._hook = self._counted.register_step_post_hook(self._after_step)
-        _active.add(self._counted)
+        in_blocks.add(self._counted)
         return self
 
     def __exit__(self, kind: Any, problem: Any, traceback: Any) -> None:
         """Syncs the last steps, so that all ranks leave with the same parameters. After an
         exception nothing is sent, and each rank keeps its own."""
         self._hook.remove()
-        _active.discard(self._counted)
+        in_blocks.discard(self._counted)
         if kind is None:
             self._make_equal()
 
@@ -162,7 +161,7 @@ class LocalUpdates:
     def sync(self) -> None:
         """Makes the ranks' parameters equal at once. All ranks call it within the block, between
         two steps."""
-        if self._counted not in _active:
+        if self._counted not in in_blocks:
             raise Error(f"{self._name}.sync() comes within the block: `with {self._name}(...):`")
         self._make_equal()
 
@@ -277,7 +276,7 @@ class LocalUpdates:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues from a saved state. Call it before the block, on all ranks, with those of the
         module and the optimizer: entering the block then leaves all parameters unchanged."""
-        if self._counted in _active:
+        if self._counted in in_blocks:
             raise Error(f"{self._name}: call load_state_dict() before the block, not within it")
         check_state(state, ("steps", "syncs", "moved"), self._name)
         if len(state["moved"]) != len(self._fragments):

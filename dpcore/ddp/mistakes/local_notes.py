@@ -28,19 +28,17 @@ _REMEDY = (
 )
 
 
-class _Steps:
-    """The optimizers of one model."""
+class Steps:
+    """What was seen of the optimizers of one model."""
 
-    def __init__(self, completed: int) -> None:
-        self.began = completed
+    def __init__(self) -> None:
+        self.began = -1  # after so many backwards of the model; -1: not yet
         self.is_over = False  # the looking
-        self.stepped_at: weakref.WeakKeyDictionary[_Optimizer, int] = weakref.WeakKeyDictionary()
         self.stepped: set[int] = set()  # ids of tensors that optimizers hold
         # Of each optimizer, the ids of tensors of no model that never had a gradient.
         self.strange: weakref.WeakKeyDictionary[_Optimizer, set[int]] = weakref.WeakKeyDictionary()
 
 
-_steps_of: weakref.WeakKeyDictionary[Any, _Steps] = weakref.WeakKeyDictionary()  # by the reducer
 _fruitless: weakref.WeakKeyDictionary[_Optimizer, int] = weakref.WeakKeyDictionary()
 
 
@@ -49,27 +47,18 @@ def before_step(
 ) -> None:
     """Called before each step of any optimizer. ``models``: those whose parameters it steps."""
     for model in models:
-        completed = model._reducer.completed
-        steps = _steps_of.get(model._reducer)
-        if steps is None:
-            steps = _steps_of[model._reducer] = _Steps(completed)
-        steps.stepped_at[optimizer] = completed
+        steps = model._observer.steps
         if not steps.is_over and model._mistakes.is_on:
             _look(steps, optimizer, model, all_models)
     if not models:
         _look_for_stale(optimizer, all_models)
 
 
-def optimizers_of(model: Any, since: int) -> list[_Optimizer]:
-    """Those that stepped the model when more than ``since`` backwards were completed, in the order
-    of their first steps."""
-    steps = _steps_of.get(model._reducer)
-    return [] if steps is None else [o for o, at in steps.stepped_at.items() if at > since]
-
-
 def _look(
-    steps: _Steps, optimizer: _Optimizer, model: Any, all_models: Callable[[], list[Any]]
+    steps: Steps, optimizer: _Optimizer, model: Any, all_models: Callable[[], list[Any]]
 ) -> None:
+    if steps.began < 0:
+        steps.began = model._reducer.completed
     held = {id(tensor): tensor for tensor in _tensors_of(optimizer)}
     steps.stepped |= set(held)
     if model._across is None:  # else the optimizer steps parts of buckets
@@ -81,7 +70,7 @@ def _look(
         _tell(steps, model)
 
 
-def _tell(steps: _Steps, model: Any) -> None:
+def _tell(steps: Steps, model: Any) -> None:
     trained = {id(parameter) for parameter in model._parameters_by_number}
     missing = {
         name: parameter
@@ -131,7 +120,7 @@ def _look_for_stale(optimizer: _Optimizer, all_models: Callable[[], list[Any]]) 
         return
     shapes = {tensor.shape for tensor in tensors}
     for model in all_models():
-        waits = model._reducer.completed >= _FRUITLESS and model._reducer not in _steps_of
+        waits = model._reducer.completed >= _FRUITLESS and not model._observer.optimizers_of()
         if waits and not shapes.isdisjoint(p.shape for p in model._parameters_by_number):
             model._mistakes.warn(
                 "stale optimizer",

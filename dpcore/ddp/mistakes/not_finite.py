@@ -44,6 +44,9 @@ class Averaged(Protocol):
     _mistakes: Reports
     _parameters_by_number: list[nn.Parameter]
 
+    @property
+    def _across(self) -> Any: ...
+
 
 class Found(NamedTuple):
     """The first gradient of a step with NaN or Inf, as ``_C.Reducer.not_finite`` has it."""
@@ -72,6 +75,8 @@ def check(model: Averaged, optimizer: torch.optim.Optimizer | None) -> None:
         return
     if getattr(optimizer, "found_inf", None) is not None:
         return  # it skips the step itself: a scaler of gradients has told it to
+    if record is not None and optimizer is not None and model._across is not None:
+        return  # this is for the update of a bucket to tell
     if record is not None:
         found = Found(*record)
         if optimizer is None or _is_there(model, optimizer, found.number):

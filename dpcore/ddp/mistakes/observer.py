@@ -13,32 +13,42 @@ gradients before the step nor the parameters after it.
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from dpcore.base.module_hook import ModuleHook
-from dpcore.ddp.mistakes import verdicts
+from dpcore.ddp.mistakes import local_notes, verdicts
 from dpcore.ddp.mistakes.reports import Reports
-
-if TYPE_CHECKING:
-    from dpcore.ddp.wrapper.wrapped import Wrapped
 
 # Steps without any averaging after which a warning comes. Programs that average parameters
 # themselves do so every few steps.
 _PATIENCE = 16
 _PATIENCE_WITHOUT_FORWARD = 2  # where no forward has ever gone through the wrapper
 
+# Optimizers whose steps are averaged by a block of ``LocalSGD`` or ``DiLoCo``.
+in_blocks: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+
+
+class _Stepping:
+    """An optimizer of a model, and how many backwards were completed at its last step."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = weakref.ref(optimizer)
+        self.last = 0
+
 
 class Observer:
     """The mistakes of one wrapped model, as this rank can see them."""
 
-    def __init__(self, model: Wrapped, reports: Reports) -> None:
+    def __init__(self, model: Any, reports: Reports) -> None:
         self._model = weakref.ref(model)
         self._reports = reports
+        self.compares = reports.is_on and model.group.world_size > 1
         self._steps_under_forward = model._across is not None
         self._modules = list(model.module.modules()) if reports.is_on else []
-        self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
+        self._stepping: list[_Stepping] = []  # in the order of their first steps
+        self.steps = local_notes.Steps()
         self._loads = 0
         self._forwards = 0  # in training, through the wrapper
         self._unaveraged = 0  # steps in a row
@@ -54,26 +64,35 @@ class Observer:
     def before_forward(self) -> None:
         """Before each forward in training."""
         self._forwards += 1
-        if self._unaveraged and not self._averages_itself:
-            self._averages_itself = self._wrapped()._reducer.has_changed_since_digest
 
     def after_forward(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
         """After a synchronised one, before its backward is expected: writes the word."""
-        groups = [o.param_groups for known in self._optimizers if (o := known()) is not None]
+        groups = [o.param_groups for one in self._stepping if (o := one.optimizer()) is not None]
         self._wrapped()._reducer.say(groups, self._modules, self._loads, inputs, named)
 
     # ---- around an optimizer's step ----------------------------------------------------------
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Before an optimizer of these parameters steps."""
-        for known in self._optimizers:
-            if known() is optimizer:
+        if self._unaveraged:
+            self._look_for_averaging()
+        completed = self._wrapped()._reducer.completed
+        for known in self._stepping:
+            if known.optimizer() is optimizer:
+                known.last = completed
                 return
         if not self._is_inside(optimizer):
-            self._optimizers = [known for known in self._optimizers if known() is not None]
-            self._optimizers.append(weakref.ref(optimizer))
+            self._stepping = [known for known in self._stepping if known.optimizer() is not None]
+            self._stepping.append(_Stepping(optimizer))
+            self._stepping[-1].last = completed
             self._loads += 1 if optimizer.state else 0
             optimizer.register_load_state_dict_post_hook(self._count_loads())
+
+    def optimizers_of(self, since: int = -1) -> list[torch.optim.Optimizer]:
+        """Those that stepped when more than ``since`` backwards were completed, in the order of
+        their first steps."""
+        recent = (known.optimizer() for known in self._stepping if known.last > since)
+        return [optimizer for optimizer in recent if optimizer is not None]
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         """After it. A closure may have run forward and backward within the step."""
@@ -81,13 +100,13 @@ class Observer:
         reducer = model._reducer
         if torch._C._current_graph_task_id() >= 0 or self._is_inside(optimizer):
             return  # within backward, for one parameter or a few
-        if reducer.has_local_gradients:
+        if reducer.has_local_gradients and optimizer not in in_blocks:
             self._judge_local_gradients(model, optimizer)
         else:
             self._unaveraged = 0
         reducer.optimizer_stepped()
 
-    def _judge_local_gradients(self, model: Wrapped, optimizer: torch.optim.Optimizer) -> None:
+    def _judge_local_gradients(self, model: Any, optimizer: torch.optim.Optimizer) -> None:
         reducer = model._reducer
         stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
         used = [
@@ -106,12 +125,22 @@ class Observer:
         if reducer.has_edited_local_gradients:
             self._averages_itself = True  # as far as can be seen
         patience = _PATIENCE if self._forwards else _PATIENCE_WITHOUT_FORWARD
-        if self._unaveraged > patience and not self._averages_itself:
-            self.warn_of_unaveraged()
+        if self._unaveraged > patience:
+            self._warn_of_unaveraged()
 
-    def warn_of_unaveraged(self) -> None:
-        """Warns of steps of which no word can tell any more."""
-        if self._unaveraged and not self._averages_itself:
+    def _look_for_averaging(self) -> None:
+        """Notices that the program has changed the parameters since an optimizer did."""
+        if not self._averages_itself:
+            self._averages_itself = self._wrapped()._reducer.has_changed_since_digest
+
+    def before_finalize(self) -> None:
+        """No word can tell of the last steps any more."""
+        if self._unaveraged:
+            self._look_for_averaging()
+            self._warn_of_unaveraged()
+
+    def _warn_of_unaveraged(self) -> None:
+        if not self._averages_itself:
             rank, steps = self._wrapped().group.rank, self._unaveraged
             count = "step" if steps == 1 else f"{steps} steps"
             self._reports.warn(
@@ -126,9 +155,10 @@ class Observer:
         """The reducer's callback at the end of a step in which the ranks' words differ, or are
         equal where they should not be. It is called on all ranks."""
         if (model := self._model()) is not None:  # else its last step was finished as it went
-            verdicts.judge(model, findings, words, self._reports, self.first_unaveraged)
+            first, optimizers = self.first_unaveraged, self.optimizers_of()
+            verdicts.judge(model, findings, words, self._reports, first, optimizers)
 
-    def _wrapped(self) -> Wrapped:
+    def _wrapped(self) -> Any:
         model = self._model()
         assert model is not None
         return model
@@ -147,7 +177,7 @@ class Observer:
         return ModuleHook(count)
 
 
-def _in_words(model: Wrapped, used: list[int]) -> str:
+def _in_words(model: Any, used: list[int]) -> str:
     name = model._reducer.name_of(used[-1])
     more = f" and {len(used) - 1} more" if len(used) > 1 else ""
     if model._reducer.local_forwards:

@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from dpcore.ddp.mistakes.parameters_differ import (
+import torch
+
+from dpcore.ddp.mistakes.comparisons import (
     Difference,
     difference,
     odd_ones,
     others_in_words,
     ranks_in_words,
+    setting_that_differs,
 )
 from dpcore.ddp.mistakes.reports import Reports
-
-if TYPE_CHECKING:
-    from dpcore.ddp.wrapper.wrapped import Wrapped
 
 
 class Finding(enum.IntFlag):
@@ -75,11 +75,12 @@ class _Cause(NamedTuple):
 
 
 def judge(
-    model: Wrapped,
+    model: Any,
     findings: int,
     words: list[tuple[Any, ...]],
     reports: Reports,
     first_unaveraged: str,
+    optimizers: Sequence[torch.optim.Optimizer],
 ) -> None:
     """Raises, warns or notes. All ranks call it with the same words."""
     found = Finding(findings)
@@ -88,7 +89,10 @@ def judge(
     # All are told by now, or are wrong; a digest that differs may get a cause later.
     model._reducer.set_known_findings(int(found))
     if found & _OF_PARAMETERS:
-        _judge_parameters(model, found, said, reports, where, first_unaveraged)
+        causes = _causes(found, said, first_unaveraged)
+        if found & Finding.HYPERPARAMETERS:
+            causes.append(_of_hyperparameters(said, setting_that_differs(model, optimizers)))
+        _judge_parameters(model, found, said, reports, where, causes)
     if found & Finding.MODES:
         odd = odd_ones([each.modes for each in said])
         reports.warn(
@@ -103,19 +107,28 @@ def judge(
 
 
 def _judge_parameters(
-    model: Wrapped,
+    model: Any,
     found: Finding,
     said: list[Said],
     reports: Reports,
     where: str,
-    first_unaveraged: str,
+    causes: list[_Cause],
 ) -> None:
     differs = difference(model)
-    causes = _causes(found, said, first_unaveraged)
     if differs is None:
         if found & Finding.OPTIMIZER_STEPS:
             model._reducer.rebase_optimizer_steps(max(each.optimizer_steps for each in said))
             model._reducer.set_known_findings(int(found & ~Finding.OPTIMIZER_STEPS))
+        if found & Finding.DIGEST and model._across is not None:
+            odd = odd_ones([each.digest for each in said])
+            why = f": {causes[0].text}. {causes[0].remedy}" if causes else ""
+            reports.warn(
+                "parameters differ",
+                f"{where}the parameters of {ranks_in_words(odd)} differed from those of "
+                f"{others_in_words(len(said), odd)} before this step, and schedule="
+                f"'{model.schedule}' has put together one model from all of them{why}",
+            )
+            return
         for cause in causes:
             if cause.tells_alone:
                 reports.warn(cause.kind, f"{where}{cause.text}. {cause.remedy}")
@@ -191,22 +204,17 @@ def _causes(found: Finding, said: list[Said], first_unaveraged: str) -> list[_Ca
                 tells_alone=True,
             )
         )
-    if found & Finding.HYPERPARAMETERS:
-        causes.append(_of_hyperparameters(said))
     return causes
 
 
-def _of_hyperparameters(said: list[Said]) -> _Cause:
-    hashes = [each.hyperparameters for each in said]
-    odd = odd_ones(hashes)
-    usual = next(each for rank, each in enumerate(said) if rank not in odd)
-    rate = said[odd[0]].rate
-    if rate != usual.rate:
-        what = f"the learning rate is {_per_rank([each.rate for each in said])}"
-    else:
+def _of_hyperparameters(said: list[Said], setting: tuple[str, list[str]] | None) -> _Cause:
+    odd = odd_ones([each.hyperparameters for each in said])
+    if setting is not None:
+        what = f"the optimizer's {setting[0]} is {_per_rank(setting[1])}"
+    else:  # changed back since then
         what = (
-            f"the optimizer of {ranks_in_words(odd)} has other hyperparameters than that of "
-            f"{others_in_words(len(said), odd)} (lr is {rate:g} on all)"
+            f"the optimizer of {ranks_in_words(odd)} had other hyperparameters in this step than "
+            f"that of {others_in_words(len(said), odd)}"
         )
     return _Cause(
         "hyperparameters",
@@ -248,12 +256,12 @@ def _list(counts: Sequence[int]) -> str:
     return shown + (", ..." if len(counts) > 8 else "")
 
 
-def _per_rank(values: Sequence[float]) -> str:
+def _per_rank(values: Sequence[Any]) -> str:
     """ "0.1 on rank 0, 0.2 on rank 1"; of many ranks, the odd ones and the others."""
     odd = odd_ones(values)
     usual = next(value for rank, value in enumerate(values) if rank not in odd)
-    by_value: dict[float, list[int]] = {}
+    by_value: dict[Any, list[int]] = {}
     for rank in odd:
         by_value.setdefault(values[rank], []).append(rank)
-    shown = [f"{value:g} on {ranks_in_words(ranks)}" for value, ranks in by_value.items()]
-    return ", ".join([f"{usual:g} on {others_in_words(len(values), odd)}", *shown])
+    shown = [f"{value} on {ranks_in_words(ranks)}" for value, ranks in by_value.items()]
+    return ", ".join([f"{usual} on {others_in_words(len(values), odd)}", *shown])

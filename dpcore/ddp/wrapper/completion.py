@@ -84,7 +84,7 @@ def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
                 raise_if_incomplete(model)
             if model._reducer.wants_optimizer:
                 model._reducer.optimizer_steps()
-        if model is not None and model._mistakes.is_on:
+        if model is not None:
             not_finite.check(model, optimizer)
             model._observer.before_step(optimizer)
     models = [model for owner in known[1] if (model := owner()) is not None]
@@ -133,7 +133,7 @@ def _before_finalize(communicator: Communicator) -> None:
         if model.group is communicator and model._across is not None:
             model._across.finish()
         if model.group is communicator:
-            model._observer.warn_of_unaveraged()
+            model._observer.before_finalize()
         if model.group is communicator and model._reducer.has_ended_incomplete:
             raise_if_incomplete(model)
 

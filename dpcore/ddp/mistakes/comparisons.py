@@ -1,18 +1,20 @@
-"""Compares the parameters of all ranks once there is a reason to: a copy of the model travels."""
+"""Compares what all ranks have, once there is a reason to: the hyperparameters of their optimizers,
+and their parameters, of which a copy travels.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from dpcore.comm.communicators.read_back import numbers_in
+from dpcore.ddp.mistakes.contents import Contents, digest_of_value
 
-if TYPE_CHECKING:
-    from dpcore.ddp.wrapper.wrapped import Wrapped
-
+_SETTINGS = 256  # hyperparameters that are compared
+_SETTING_BYTES = 48  # of a value that is shown
 _ROUNDING = 16  # differences of so many steps of the type may come from different processors
 
 
@@ -60,7 +62,7 @@ def odd_ones(values: Sequence[Any]) -> list[int]:
 
 
 @torch.no_grad()
-def difference(model: Wrapped) -> Difference | None:
+def difference(model: Any) -> Difference | None:
     """Between the ranks' parameters at this moment, or None. All ranks call it."""
     group, parameters = model._model_group, model._parameters_by_number
     facts = torch.zeros(len(parameters), 3, dtype=torch.float64)
@@ -69,10 +71,7 @@ def difference(model: Wrapped) -> Difference | None:
         of_0 = mine.clone(memory_format=torch.contiguous_format)
         group.broadcast(of_0, 0)
         facts[number] = torch.tensor([*_against(mine, of_0), _checksum(mine)], dtype=torch.float64)
-    own = facts.to(model.device).reshape(-1)
-    gathered = torch.empty(group.world_size * own.numel(), dtype=own.dtype, device=own.device)
-    group.all_gather(gathered, own)
-    everywhere = torch.tensor(numbers_in(gathered, group)).view(group.world_size, -1, 3)
+    everywhere = _gathered(model, facts.reshape(-1)).view(group.world_size, -1, 3)
     differs = (everywhere[:, :, 0] > 0).any(0).nonzero().flatten().tolist()
     if not differs:
         return None
@@ -91,6 +90,36 @@ def difference(model: Wrapped) -> Difference | None:
         float(here[:, 1].max()),
         all(_is_rounding(parameters[n], float(everywhere[:, n, 1].max())) for n in differs),
     )
+
+
+def setting_that_differs(
+    model: Any, optimizers: Sequence[torch.optim.Optimizer]
+) -> tuple[str, list[str]] | None:
+    """The first hyperparameter in which the ranks' optimizers differ, with the value of each rank.
+    All ranks call it."""
+    entries = [e for e in Contents(optimizers).entries if isinstance(e.value, str)][:_SETTINGS]
+    digests = torch.zeros(_SETTINGS, dtype=torch.int64)
+    for number, entry in enumerate(entries):
+        digests[number] = digest_of_value(f"{entry.name}={entry.value}")
+    differs = [len(set(each.tolist())) > 1 for each in _gathered(model, digests).unbind(1)]
+    if not any(differs):
+        return None
+    first = differs.index(True)
+    text = torch.zeros(_SETTING_BYTES, dtype=torch.uint8)
+    if first < len(entries):
+        value = str(entries[first].value).encode()[:_SETTING_BYTES]
+        text[: len(value)] = torch.frombuffer(bytearray(value or b"\0"), dtype=torch.uint8)
+    values = _gathered(model, text).tolist()
+    name = entries[first].name.rpartition(": ")[2] if first < len(entries) else "one more"
+    return name, [bytes(row).rstrip(b"\0").decode(errors="replace") for row in values]
+
+
+def _gathered(model: Any, own: torch.Tensor) -> torch.Tensor:
+    """A row from each rank, on the host."""
+    group, here = model._model_group, own.to(model.device)
+    output = torch.empty(group.world_size * own.numel(), dtype=own.dtype, device=here.device)
+    group.all_gather(output, here)
+    return torch.tensor(numbers_in(output, group), dtype=own.dtype).view(group.world_size, -1)
 
 
 def _against(mine: torch.Tensor, of_0: torch.Tensor) -> tuple[float, float]:
