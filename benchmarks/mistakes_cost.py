@@ -1,0 +1,124 @@
+"""What does it cost to look for mistakes? `python -m benchmarks.mistakes_cost`
+
+The calls that a step makes for it, timed alone in a loop: the word, the digest of parameters and
+the looks before and after an optimizer's step. Then whole steps with mistakes="warn" and with
+"ignore", in turn. The aim: 100 us in a step at most, 7 us for the model of many small tensors.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import dpcore as dp
+from benchmarks.harness.options import script_parser
+from dpcore.ddp.mistakes import local_notes, not_finite
+from dpcore.tools.compare.training.models import MODELS
+from dpcore.tools.compare.training.ranks import SETTLING_STEPS, spawn, steps_in
+from dpcore.tools.ratios import in_turn, of_slowest_rank
+from dpcore.tools.records import ROOT, keep, run_facts
+
+LOOPS = 5  # of so many calls; the fastest one counts
+CALLS = 2000
+
+
+class Trained:
+    """A wrapped model with an optimizer, and its steps."""
+
+    def __init__(self, name: str, comm: Any, mistakes: str) -> None:
+        module, self.forward = MODELS[name]()
+        self.model = dp.DataParallel(module, comm=comm, mistakes=mistakes)
+        self.optimizer = torch.optim.SGD(module.parameters(), lr=1e-6)
+
+    def step(self) -> None:
+        self.optimizer.zero_grad()
+        torch.autograd.backward(self.forward(self.model))
+        self.optimizer.step()
+
+    def seconds_of_calls(self) -> float:
+        """What one step calls to look for mistakes, without the step."""
+        model, optimizer, observer = self.model, self.optimizer, self.model._observer
+        sample = (torch.ones(8, 8),)
+        taken = []
+        for _ in range(LOOPS):
+            begin = time.perf_counter()
+            for _ in range(CALLS):
+                observer.before_forward()
+                observer.after_forward(sample, {})
+                not_finite.check(model, optimizer)
+                observer.before_step(optimizer)
+                local_notes.before_step(optimizer, [model], list)
+                observer.after_step(optimizer)
+            taken.append((time.perf_counter() - begin) / CALLS)
+        return min(taken)
+
+
+def measured(comm: Any, name: str, rounds: int, seconds: float, folder: str) -> dict[str, Any]:
+    """On a rank: seconds per step without and with, and of the calls."""
+    contenders = {"without": Trained(name, comm, "ignore"), "with": Trained(name, comm, "warn")}
+    for trained in contenders.values():
+        for _ in range(SETTLING_STEPS):
+            trained.step()
+    count = steps_in(seconds, contenders["without"].step, comm)
+    found: dict[str, Any] = {"without": [], "with": []}
+    for number in range(rounds):
+        for contender in in_turn(("without", "with"), number):
+            comm.barrier()
+            begin = time.perf_counter()
+            for _ in range(count):
+                contenders[contender].step()
+            found[contender].append((time.perf_counter() - begin) / count)
+    comm.barrier()
+    found["calls"] = [
+        contenders["with"].seconds_of_calls()
+    ]  # of a model that no rank uses after it
+    comm.barrier()
+    return found
+
+
+def cost(name: str, world: int, rounds: int, seconds: float) -> dict[str, Any]:
+    ranks = spawn(measured, world, name, rounds, seconds)
+    times = {key: of_slowest_rank(rank[key] for rank in ranks) for key in ranks[0]}
+    pairs = zip(times["with"], times["without"], strict=True)
+    return {
+        "model": name,
+        "world": world,
+        "step_s": statistics.median(times["without"]),
+        "calls_s": times["calls"][0],
+        "ratio_of_steps": statistics.median(own / plain for own, plain in pairs),
+        "rounds_s": times,
+    }
+
+
+def main() -> None:
+    made = script_parser(__doc__)
+    made.add_argument("--models", default="mlp,transformer,many", help="%(default)s")
+    made.add_argument("--world", type=int, default=2)
+    made.add_argument("--rounds", type=int, default=11)
+    made.add_argument("--seconds", type=float, default=0.5, help="of one contender in a round")
+    made.add_argument(
+        "--records", type=Path, default=ROOT / "benchmarks/results/mistakes_cost.jsonl"
+    )
+    options = made.parse_args()
+    if unknown := [name for name in options.models.split(",") if name not in MODELS]:
+        made.error(f"no model {', '.join(unknown)}; choose from {', '.join(MODELS)}")
+    facts = run_facts(
+        {"": {"torch": torch.__version__}}, {"rounds": options.rounds, "seconds": options.seconds}
+    )
+    print(f"{'':14}{'step ms':>10}{'calls us':>10}{'with / without':>16}")
+    for name in options.models.split(","):
+        line = cost(name, options.world, options.rounds, options.seconds)
+        print(
+            f"{name:14}{line['step_s'] * 1e3:>10.2f}{line['calls_s'] * 1e6:>10.2f}"
+            f"{line['ratio_of_steps']:>16.3f}",
+            flush=True,
+        )
+        keep(options.records, facts, [line])
+
+
+if __name__ == "__main__":
+    main()
