@@ -120,8 +120,13 @@ def _look_for_stale(optimizer: _Optimizer, all_models: Callable[[], list[Any]]) 
         return
     shapes = {tensor.shape for tensor in tensors}
     for model in all_models():
-        waits = model._reducer.completed >= _FRUITLESS and not model._observer.optimizers_of()
-        if waits and not shapes.isdisjoint(p.shape for p in model._parameters_by_number):
+        waits = model._reducer.completed >= _FRUITLESS and model._observer.steps.began < 0
+        is_open = not getattr(model.group, "closed", False)
+        if (
+            waits
+            and is_open
+            and not shapes.isdisjoint(p.shape for p in model._parameters_by_number)
+        ):
             model._mistakes.warn(
                 "stale optimizer",
                 f"rank {model.group.rank}: {type(optimizer).__name__} steps {len(tensors)} tensors "
