@@ -71,16 +71,6 @@ uint64_t hash_of_setting(PyObject* value) {
   return 0;
 }
 
-double rate_of(PyObject* rate) {
-  if (THPVariable_Check(rate)) {
-    const at::Tensor& tensor = THPVariable_Unpack(rate);
-    return tensor.numel() == 1 && tensor.is_cpu() ? tensor.item().toDouble() : 0;
-  }
-  const double number = PyFloat_AsDouble(rate);
-  PyErr_Clear();
-  return number;
-}
-
 // Of a group, whatever the order of its entries. Parameters and their names are left out: each rank
 // may have others.
 uint64_t hash_of_group(PyObject* group) {
@@ -99,7 +89,6 @@ uint64_t hash_of_group(PyObject* group) {
 // `optimizers`: their lists of groups.
 void say_hyperparameters(StepWords::Said& own, const py::list& optimizers) {
   Fnv hash;
-  own.rate = 0;
   for (const py::handle groups : optimizers) {
     hash.add(1);
     if (!PyList_Check(groups.ptr())) {
@@ -109,10 +98,6 @@ void say_hyperparameters(StepWords::Said& own, const py::list& optimizers) {
       PyObject* group = PyList_GET_ITEM(groups.ptr(), i);
       if (!PyDict_Check(group)) {
         continue;
-      }
-      PyObject* rate = PyDict_GetItemString(group, "lr");
-      if (rate != nullptr && own.rate == 0) {
-        own.rate = rate_of(rate);
       }
       hash.add(hash_of_group(group));
     }
@@ -181,7 +166,7 @@ void say_input(StepWords::Said& own, const py::tuple& inputs, const py::dict& na
   if (tensor.layout() != at::kStrided || tensor.dim() == 0) {
     return;
   }
-  own.samples = static_cast<uint32_t>(tensor.size(0));
+  own.samples = static_cast<uint64_t>(tensor.size(0));
   if (tensor.is_cpu() && has_memory(tensor) && tensor.is_contiguous() && tensor.nbytes() > 0) {
     constexpr size_t kSample = 64;
     const size_t bytes = std::min(kSample, tensor.nbytes());
@@ -197,8 +182,8 @@ py::list heard(const std::vector<Word>& words) {
   for (const Word& word : words) {
     const auto said = std::bit_cast<StepWords::Said>(word);
     all.append(py::make_tuple(said.step, said.optimizer_steps, said.local_forwards,
-                              said.unaveraged_steps, said.flags, said.hyperparameters, said.rate,
-                              said.modes, said.digest, said.samples, said.loads, said.data));
+                              said.unaveraged_steps, said.flags, said.hyperparameters, said.modes,
+                              said.digest, said.samples, said.loads, said.data));
   }
   return all;
 }

@@ -70,7 +70,9 @@ StepWords::StepWords(bool is_on, std::shared_ptr<BucketCommunicator> communicato
     return;
   }
   words_->all.resize(static_cast<size_t>(communicator_->world()));
-  gathered_ = communicator_->allocate(words_->all.size() * kPieces, at::kDouble, device);
+  if (!communicator_->carries_words()) {
+    gathered_ = communicator_->allocate(words_->all.size() * kPieces, at::kDouble, device);
+  }
 }
 
 std::vector<size_t> StepWords::local_gradients() const {

@@ -42,11 +42,10 @@ class StepWords {
     uint16_t unaveraged_steps = 0;
     uint16_t flags = 0;
     uint64_t hyperparameters = 0;
-    double rate = 0;     // the learning rate of the first group
     uint64_t modes = 0;  // train and eval, of a part of the modules
     uint64_t digest = 0;
-    uint32_t samples = 0;
-    uint32_t loads = 0;  // of weights or of an optimizer's state
+    uint64_t samples = 0;
+    uint64_t loads = 0;  // of weights or of an optimizer's state
     uint64_t data = 0;   // a few bytes of the input
   };
   static_assert(sizeof(Said) == sizeof(Word));

@@ -48,7 +48,6 @@ class Said(NamedTuple):
     unaveraged_steps: int
     flags: int
     hyperparameters: int
-    rate: float
     modes: int
     digest: int
     samples: int
