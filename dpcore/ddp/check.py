@@ -24,6 +24,7 @@ import torch
 
 from dpcore.comm.communicators.protocol import GradientGroup
 from dpcore.comm.communicators.read_back import numbers_in, on_host
+from dpcore.ddp.mistakes.comparisons import majority
 from dpcore.ddp.mistakes.contents import (
     Contents,
     Entry,
@@ -221,7 +222,7 @@ class _Comparison:
             self._group, forms, self._device, total, steps, *randoms.values()
         )
         self._note_what_may_differ(facts, list(randoms))
-        usual, odd = _majority([(digest, length) for digest, length, *_ in facts])
+        usual, odd = majority([(digest, length) for digest, length, *_ in facts])
         if odd:
             self._differ_in_form(text, [fact[1] for fact in facts], usual[0], odd)
             return
@@ -270,7 +271,7 @@ class _Comparison:
         self._group.all_gather(gathered, mine)
         of_ranks = numbers_in(gathered.view(world, -1), self._group)
         for entry, *found in zip(self._entries, *of_ranks, strict=True):
-            usual, odd = _majority(found)
+            usual, odd = majority(found)
             if odd and entry.may_differ:
                 self.notes.append(f"{entry.name} differs between ranks: {entry.may_differ}")
             elif odd:
@@ -309,17 +310,6 @@ class _Comparison:
 def _are_threads(group: Any) -> bool:
     """Ranks that are threads share the generators of their process."""
     return getattr(getattr(group, "group", group), "transport", "") == "inproc"
-
-
-def _majority(values: Sequence[Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The ranks with the most common of the values, and those with another one.
-
-    >>> _majority([7, 7, 8, 7]), _majority([7, 8])
-    (((0, 1, 3), (2,)), ((0,), (1,)))
-    """
-    (usual, _), *_ = Counter(values).most_common(1)
-    with_it = tuple(rank for rank, value in enumerate(values) if value == usual)
-    return with_it, tuple(rank for rank, value in enumerate(values) if value != usual)
 
 
 def _split(usual: Sequence[int], odd: Sequence[int]) -> str:

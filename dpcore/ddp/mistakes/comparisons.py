@@ -21,7 +21,7 @@ _ROUNDING = 16  # differences of so many steps of the type may come from differe
 class Difference(NamedTuple):
     """Where the parameters of ranks differ."""
 
-    odd: list[int]  # the ranks that differ from the most
+    odd: Sequence[int]  # the ranks that differ from the most
     world: int
     name: str  # of the first parameter
     parameters: int  # that differ
@@ -53,12 +53,21 @@ def others_in_words(world: int, odd: Sequence[int]) -> str:
     return ranks_in_words(others) if len(others) == 1 else "the other ranks"
 
 
-def odd_ones(values: Sequence[Any]) -> list[int]:
-    """The ranks whose value is not that of the most; of as many, that of the lowest rank counts."""
-    counts = Counter(values)
-    most = max(counts.values())
-    usual = next(value for value in values if counts[value] == most)
-    return [rank for rank, value in enumerate(values) if value != usual]
+def majority(values: Sequence[Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The ranks with the most common of the values, and those with another one. Of as many, the
+    value of the lowest rank counts.
+
+    >>> majority([7, 7, 8, 7]), majority([7, 8])
+    (((0, 1, 3), (2,)), ((0,), (1,)))
+    """
+    (usual, _), *_ = Counter(values).most_common(1)
+    with_it = tuple(rank for rank, value in enumerate(values) if value == usual)
+    return with_it, tuple(rank for rank, value in enumerate(values) if value != usual)
+
+
+def odd_ones(values: Sequence[Any]) -> tuple[int, ...]:
+    """The ranks whose value is not the most common one."""
+    return majority(values)[1]
 
 
 @torch.no_grad()
@@ -77,7 +86,7 @@ def difference(model: Any) -> Difference | None:
         return None
     first = differs[0]
     here = everywhere[:, first]
-    odd = odd_ones([tuple(row) for row in here[:, [2]].tolist()]) or [
+    odd = odd_ones(here[:, 2].tolist()) or [
         rank for rank in range(group.world_size) if here[rank, 0] > 0
     ]
     return Difference(

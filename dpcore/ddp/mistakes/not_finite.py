@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 from dpcore import _C
+from dpcore.ddp.mistakes.comparisons import ranks_in_words
 from dpcore.errors import Error
 
 if TYPE_CHECKING:
@@ -141,8 +142,7 @@ def _in_words(model: Averaged, found: Found) -> str:
             whose = f"the gradients of {what} are not finite on any rank"
             look = "Where training diverges, lower the learning rate or clip gradients"
         else:
-            listed = ", ".join(map(str, ranks[:-1])) + f" and {ranks[-1]}"
-            whose = f"the gradients of {what} on ranks {listed} are not finite"
+            whose = f"the gradients of {what} on {ranks_in_words(ranks)} are not finite"
             look = f"Look at the loss and the inputs of these ranks in step {found.step}"
         said = f"{whose}, first at element {found.element}; {average}. {look}. {_REMEDY}"
     return f"rank {model.group.rank}: step {found.step}: {said}"
