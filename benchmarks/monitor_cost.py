@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import statistics
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 
 import dpcore as dp
-from benchmarks.harness.options import script_parser
+from benchmarks.harness.cost_of_step import command
 from dpcore.tools.compare.training.models import MODELS
 from dpcore.tools.compare.training.ranks import SETTLING_STEPS, spawn, steps_in
 from dpcore.tools.ratios import in_turn, of_slowest_rank
-from dpcore.tools.records import ROOT, keep, run_facts
 
 LINES_EVERY = 50  # steps, the default
 
@@ -85,31 +83,11 @@ def cost(name: str, world: int, rounds: int, seconds: float) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    made = script_parser(__doc__)
-    made.add_argument("--models", default="mlp,transformer,many", help="%(default)s")
-    made.add_argument("--world", type=int, default=2)
-    made.add_argument("--rounds", type=int, default=11)
-    made.add_argument("--seconds", type=float, default=0.5, help="of one contender in a round")
-    made.add_argument(
-        "--records", type=Path, default=ROOT / "benchmarks/results/monitor_cost.jsonl"
+def row(line: dict[str, Any]) -> str:
+    return (
+        f"{line['step_s'] * 1e3:>10.2f}{line['cost_of_step']:>10.2%}{line['cost_of_calls']:>11.3%}"
     )
-    options = made.parse_args()
-    if unknown := [name for name in options.models.split(",") if name not in MODELS]:
-        made.error(f"no model {', '.join(unknown)}; choose from {', '.join(MODELS)}")
-    facts = run_facts(
-        {"": {"torch": torch.__version__}}, {"rounds": options.rounds, "seconds": options.seconds}
-    )
-    print(f"{'':14}{'step ms':>10}{'by turns':>10}{'its calls':>11}")
-    for name in options.models.split(","):
-        line = cost(name, options.world, options.rounds, options.seconds)
-        print(
-            f"{name:14}{line['step_s'] * 1e3:>10.2f}{line['cost_of_step']:>10.2%}"
-            f"{line['cost_of_calls']:>11.3%}",
-            flush=True,
-        )
-        keep(options.records, facts, [line])
 
 
 if __name__ == "__main__":
-    main()
+    command(__doc__, "monitor_cost", cost, f"{'step ms':>10}{'by turns':>10}{'its calls':>11}", row)

@@ -7,14 +7,10 @@ that recording takes, and what that is per event. The aim is below 2 % of a step
 from __future__ import annotations
 
 import statistics
-from pathlib import Path
 from typing import Any
 
-import torch
-
 import dpcore as dp
-from benchmarks.harness.options import script_parser
-from dpcore.tools.compare.training.models import MODELS
+from benchmarks.harness.cost_of_step import command
 from dpcore.tools.compare.training.ranks import (
     ALONE,
     TRACED,
@@ -25,7 +21,6 @@ from dpcore.tools.compare.training.ranks import (
     spawn,
     step_of,
 )
-from dpcore.tools.records import ROOT, keep, run_facts
 
 PLAIN = "dpcore bucketed"
 RECORDED = PLAIN + TRACED
@@ -59,29 +54,20 @@ def cost(model: str, world: int, rounds: int, seconds: float) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    made = script_parser(__doc__)
-    made.add_argument("--models", default="mlp,transformer,many", help="%(default)s")
-    made.add_argument("--world", type=int, default=2)
-    made.add_argument("--rounds", type=int, default=21)
-    made.add_argument("--seconds", type=float, default=0.3, help="of one contender in a round")
-    made.add_argument("--records", type=Path, default=ROOT / "benchmarks/results/trace_cost.jsonl")
-    options = made.parse_args()
-    if unknown := [name for name in options.models.split(",") if name not in MODELS]:
-        made.error(f"no model {', '.join(unknown)}; choose from {', '.join(MODELS)}")
-    facts = run_facts(
-        {"": {"torch": torch.__version__}}, {"rounds": options.rounds, "seconds": options.seconds}
+def row(line: dict[str, Any]) -> str:
+    return (
+        f"{line['step_s'] * 1e3:>10.2f}{line['events']:>8}"
+        f"{line['cost_of_step']:>9.2%}{line['ns_per_event']:>13.0f}"
     )
-    print(f"{'':14}{'step ms':>10}{'events':>8}{'cost':>9}{'ns an event':>13}")
-    for model in options.models.split(","):
-        line = cost(model, options.world, options.rounds, options.seconds)
-        print(
-            f"{model:14}{line['step_s'] * 1e3:>10.2f}{line['events']:>8}"
-            f"{line['cost_of_step']:>9.2%}{line['ns_per_event']:>13.0f}",
-            flush=True,
-        )
-        keep(options.records, facts, [line])
 
 
 if __name__ == "__main__":
-    main()
+    command(
+        __doc__,
+        "trace_cost",
+        cost,
+        f"{'step ms':>10}{'events':>8}{'cost':>9}{'ns an event':>13}",
+        row,
+        21,
+        0.3,
+    )

@@ -70,7 +70,6 @@ class StepWords {
 
   // Of the next step. The program's side of the word, as Python sees it.
   Said own;
-  bool is_on() const { return is_on_; }
 
   // ---- gradients that no average has taken along
   void add_local_gradient(size_t i);
@@ -99,7 +98,7 @@ class StepWords {
   const std::vector<Word>& all() const { return words_->all; }
   // Findings that need not be reported again.
   void set_known(uint32_t findings) { known_ = findings; }
-  // Whether the lines that the last digest has read are still the same.
+  // Whether the program has changed a line that the last digest has read.
   bool has_changed_since_digest() const;
 
  private:
