@@ -92,7 +92,7 @@ def test_ranks_keep_their_variables_and_say_who_prints(kernel):
     kernel.run("%%ranks --get here,x\nx *= 2")
     assert kernel.run("print(here, x[1].tolist())").out == "[0, 1] [6.0, 6.0, 6.0]\n"
     missing = kernel.run("%%ranks --get there\n5")
-    assert "NameError: rank 0 has no variable there" in missing.trace
+    assert "NameError: no variable there to bring back\n(all ranks)" in missing.trace
     assert "Traceback" not in missing.trace  # nothing of it is in the cell
     assert ranks_of(kernel) == first
 

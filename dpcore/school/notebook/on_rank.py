@@ -142,7 +142,7 @@ class OneRank:
 
         missing = [name for name in names if name not in self._variables]
         if missing:
-            raise NameError(f"rank {self._rank} has no variable {', '.join(missing)}")
+            raise NameError(f"no variable {', '.join(missing)} to bring back")
         return {name: cloudpickle.dumps(self._variables[name]) for name in names}
 
     def _drawn(self, value: Any) -> tuple[str | None, str | None]:
