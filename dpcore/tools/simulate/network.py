@@ -46,11 +46,14 @@ def lanes_of(algorithm: str, collective: str, world: int) -> list[Lanes]:
 @dataclass
 class NetworkOperation:
     """One collective. ``launched``: when each rank calls it, where that is known beforehand;
-    ``finished``: when it is through, by rank."""
+    ``finished``: when it is through, by rank. Without ``background`` only a thread that waits
+    drives it."""
 
     nbytes: int
     launched: list[float]
     priority: int = 0
+    collective: str = "all_reduce"
+    background: bool = True
     finished: list[float] = field(default_factory=list)
     _callers: int = 0
     _over: set[int] = field(default_factory=set)
@@ -95,11 +98,13 @@ class _Nic:
 
 
 class Network:
-    """All ranks' NICs. ``run`` takes the operations of one step and fills in when they end; where
-    ranks launch as they go, ``at`` lets them act, ``launch`` is what they do, ``go_on`` runs it."""
+    """All ranks' NICs and processors. ``run`` takes the operations of one step and fills in when
+    they end; where ranks launch as they go, ``at`` and ``compute`` let them act, ``launch`` is what
+    they do, ``go_on`` runs it. ``ranks``: how many are simulated of ``world``, numbered from 0."""
 
     def __init__(self, world: int, link: Speed, algorithm: str = "two_shot") -> None:
         self.world = world
+        self.ranks = world
         self.link = link
         self.algorithm = algorithm
         self._nics = [_Nic() for _ in range(world)]
@@ -115,7 +120,7 @@ class Network:
     def launch(self, operation: NetworkOperation, rank: int, now: float) -> None:
         """A rank calls it. It begins a latency after the last one has; with one rank, at once."""
         operation._callers += 1
-        if operation._callers < self.world:
+        if operation._callers < self.ranks:
             return
         begin = now + (self.link.latency if self.world > 1 else 0.0)
         operation.finished = [begin] * self.world
@@ -129,6 +134,10 @@ class Network:
     def at(self, moment: float, act: Callable[[float], None]) -> None:
         """Calls ``act`` with the moment when it has come."""
         self._at(moment, 0, act)
+
+    def compute(self, rank: int, seconds: float, now: float, act: Callable[[float], None]) -> None:
+        """Calls ``act`` with the moment when this rank's program has computed for so long."""
+        self._at(now + seconds, 0, act)
 
     def go_on(self) -> None:
         """Until nothing is left to happen."""
