@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
-#include <string_view>
 
 #include "comm/base/fnv.h"
 #include "tensors/tensor_memory.h"
@@ -21,8 +20,8 @@ namespace {
 constexpr size_t kModulesPerWord = 12;
 constexpr int kDepthOfInputs = 4;
 
-bool is_text(PyObject* object, std::string_view text) {
-  return PyUnicode_Check(object) && PyUnicode_CompareWithASCIIString(object, text.data()) == 0;
+bool is_text(PyObject* object, const char* text) {
+  return PyUnicode_Check(object) && PyUnicode_CompareWithASCIIString(object, text) == 0;
 }
 
 uint64_t hash_of_bytes(const void* bytes, size_t count) {
@@ -71,15 +70,17 @@ uint64_t hash_of_setting(PyObject* value) {
   return 0;
 }
 
-// Of a group, whatever the order of its entries. Parameters and their names are left out: each rank
-// may have others.
+// Of a group, whatever the order of its entries. Parameters and their names, which are lists, are
+// left out: each rank may have others.
 uint64_t hash_of_group(PyObject* group) {
   PyObject* key = nullptr;
   PyObject* value = nullptr;
   Py_ssize_t at = 0;
   uint64_t sum = 0;
   while (PyDict_Next(group, &at, &key, &value) != 0) {
-    if (PyUnicode_Check(key) && !is_text(key, "params") && !is_text(key, "param_names")) {
+    const bool is_left_out =
+        PyList_Check(value) && (is_text(key, "params") || is_text(key, "param_names"));
+    if (PyUnicode_Check(key) && !is_left_out) {
       sum += Fnv().add(hash_of_text(key)).add(hash_of_setting(value)).value();
     }
   }
@@ -110,9 +111,9 @@ uint64_t hash_of_modes(const py::list& modules, uint64_t step) {
   static PyObject* const kTraining = PyUnicode_InternFromString("training");
   const size_t count = std::min<size_t>(modules.size(), kModulesPerWord);
   Fnv hash;
-  for (size_t i = 0; i < count; ++i) {
-    PyObject* module = PyList_GET_ITEM(
-        modules.ptr(), static_cast<Py_ssize_t>((step * count + i) % modules.size()));
+  size_t at = count == 0 ? 0 : step * count % modules.size();
+  for (size_t i = 0; i < count; ++i, at = at + 1 == modules.size() ? 0 : at + 1) {
+    PyObject* module = PyList_GET_ITEM(modules.ptr(), static_cast<Py_ssize_t>(at));
     PyObject* training = PyObject_GetAttr(module, kTraining);
     if (training == nullptr) {
       PyErr_Clear();

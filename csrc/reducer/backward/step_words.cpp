@@ -14,8 +14,6 @@
 #include <cstring>
 #include <utility>
 
-#include "tensors/tensor_memory.h"
-
 namespace dpcore {
 namespace {
 
@@ -34,26 +32,47 @@ size_t parameters_per_line(size_t parameters, uint64_t label) {
 }
 
 size_t line_of(size_t lines, uint64_t visit) {
-  return lines <= 1 ? 0 : (visit * 0x9e3779b97f4a7c15ull >> 20) % lines;
+  const uint64_t part = visit * 0x9e3779b97f4a7c15ull >> 32;  // of 2^32, each time another one
+  return part * lines >> 32;
+}
+
+// Whether its elements lie side by side in memory, that of the host or of a device.
+bool is_in_one_piece(const at::Tensor& parameter) {
+  const c10::TensorImpl& tensor = *parameter.unsafeGetTensorImpl();
+  if (!tensor.has_storage() || tensor.has_symbolic_sizes_strides() ||
+      !tensor.is_non_overlapping_and_dense()) {
+    return false;
+  }
+  c10::StorageImpl& storage = *tensor.unsafe_storage().unsafeGetStorageImpl();
+  const auto elements = static_cast<size_t>(tensor.storage_offset() + tensor.numel());
+  return storage._mutable_data_ptr_no_checks().get() != nullptr &&
+         storage.nbytes() >= elements * tensor.itemsize();
 }
 
 // The memory of a parameter on the CPU whose elements lie together, else nothing.
 std::pair<const std::byte*, size_t> memory_of(const at::Tensor& parameter) {
-  if (!parameter.is_cpu() || parameter.layout() != at::kStrided || !has_memory(parameter) ||
-      !parameter.is_non_overlapping_and_dense()) {
+  if (!parameter.is_cpu() || !is_in_one_piece(parameter)) {
     return {nullptr, 0};
   }
-  return {static_cast<const std::byte*>(parameter.const_data_ptr()), parameter.nbytes()};
+  const c10::TensorImpl& tensor = *parameter.unsafeGetTensorImpl();
+  const size_t size = tensor.itemsize();
+  const auto* begin = static_cast<const std::byte*>(
+      tensor.unsafe_storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get());
+  return {begin + static_cast<size_t>(tensor.storage_offset()) * size,
+          static_cast<size_t>(tensor.numel()) * size};
 }
 
+// The words are mixed side by side, so that a processor need not wait for one before the next.
 uint64_t hash_line(uint64_t hash, const std::byte* at, size_t bytes) {
   uint64_t words[kLine / sizeof(uint64_t)] = {};
   std::memcpy(words, at, bytes);
+  uint64_t factor = 0x9e3779b97f4a7c15ull;  // odd, and another one for each word
   for (const uint64_t word : words) {
-    hash = (hash ^ word) * 0x9e3779b97f4a7c15ull;
-    hash ^= hash >> 29;
+    hash += (word ^ word >> 32) * factor;
+    factor += 0x632be59bd9b4e01aull;
   }
-  return hash;
+  hash *= 0xff51afd7ed558ccdull;
+  return hash ^ hash >> 29;
 }
 
 }  // namespace
@@ -301,8 +320,7 @@ uint64_t digest_on_device(const std::vector<Gradient>& gradients, uint64_t label
   std::vector<size_t> sizes;
   for (size_t i = label % stride; i < gradients.size(); i += stride) {
     const at::Tensor& parameter = gradients[i].parameter;
-    if (parameter.numel() == 0 || parameter.layout() != at::kStrided || !has_memory(parameter) ||
-        !parameter.is_non_overlapping_and_dense()) {
+    if (!is_in_one_piece(parameter) || parameter.numel() == 0) {
       continue;
     }
     const auto width = static_cast<int64_t>(kLine / parameter.element_size());
