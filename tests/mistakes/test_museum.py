@@ -17,6 +17,7 @@ SOME = (
     "learning_rate_of_one_rank",
     "weights_loaded_on_one_rank",
     "a_step_skipped_on_one_rank",
+    "zero_grad_forgotten_on_one_rank",
     "batch_norm_in_eval_on_one_rank",
     "nan_in_one_batch",
     "set_epoch_forgotten",
@@ -27,6 +28,7 @@ LATER = {"torch": 32, "priority": 1, "dear": 1, "zero1": 1}
 # What another way does not do, or does not do at once.
 EXCEPT = {
     "torch": {"nan_in_one_batch"},  # NaN is looked for there only if the program asks for it
+    "zero1": {"zero_grad_forgotten_on_one_rank"},  # an error of its own, before any warning
 }
 
 

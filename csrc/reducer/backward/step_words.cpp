@@ -120,7 +120,7 @@ void StepWords::end_forward(uint64_t step, bool steps_under_forward) {
     return;
   }
   has_left_ = is_sent_ = false;
-  own.flags = !steps_under_forward && holds_gradients(step) ? keeps_gradients : 0;
+  own.flags = holds_gradients(step) ? keeps_gradients : 0;
 }
 
 void StepWords::end_forward_without_inputs() {
