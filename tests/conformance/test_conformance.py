@@ -18,6 +18,7 @@ PART = {
         "test_all_gather_object_subgroup",
         "test_all_reduce_coalesced_max_complex_unsupported",
         "test_all_reduce_sum_async",
+        "test_barrier_timeout_full_group",
         "test_batch_isend_irecv_gloo_tags",
         "test_gather_checks",
         "test_get_future",

@@ -128,8 +128,8 @@ bool Engine::look_for_trouble() {
               (is_closing ? "when close() had waited as long as a call may take"
                           : "after " + in_seconds(operation->timeout_s)) +
               "; " + operation->describe_late_ranks() +
-              ". Look at what the late rank does, or allow more time: timeout= of dpcore.init() or "
-              "init_process_group()",
+              ". Look at what the late rank does, or raise the timeout that dpcore.init() or "
+              "init_process_group() was given",
           operation->place_in_group());
     }
   }
