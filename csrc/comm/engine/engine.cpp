@@ -420,9 +420,9 @@ class Announced {  // at the bell, that this thread is about to sleep
 
 }  // namespace
 
-// A thread that wants the lock, and did not get it while this thread polled, sleeps until it is
-// rung for. // A thread that waits need not ring: it goes on driving the operations of all. The
-// progress thread leaves them to threads that wait, so it rings instead of going to sleep.
+// A thread that wants the lock, and did not get it while this thread polled, sleeps until the bell
+// rings. A thread that waits need not ring: it goes on driving the operations of all. The progress
+// thread leaves them to threads that wait, so it rings instead of going to sleep.
 void Engine::sleep_on_bell(ProgressLock& lock, int64_t until_ns, Sleeper sleeper) {
   if (relieve_all() || (now_ns() - last_check_ns_ >= kSliceNs && look_for_trouble())) {
     lock.release();

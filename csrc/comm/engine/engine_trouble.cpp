@@ -38,6 +38,18 @@ int find_missing_peer(const Operation& operation) {
   return -1;
 }
 
+// Whether a peer has published a failure since it completed the operation, for which this rank may
+// have all that it needs.
+bool has_failed_after(const Operation& operation) {
+  const Group& group = operation.group();
+  for (int r = 0; r < group.world(); ++r) {
+    if (r != group.rank() && group.has_failed(r) && !operation.needs(r)) {
+      return true;
+    }
+  }
+  return false;
+}
+
 void fail_for_want_of(int r, const Operation& operation) {
   Group& group = operation.group();
   const std::string missed = "is needed for " + operation.describe();
@@ -60,11 +72,12 @@ void fail_for_want_of(int r, const Operation& operation) {
 
 }  // namespace
 
-// A peer that is gone may have given all it had to give, after the operation was stepped last: a
-// rank that sends a message and finalizes has done everything right. So all operations are stepped
-// again (what one waits for may lie behind what another takes) after the peer was seen to be gone,
-// and only what misses it when nothing moves any more is stuck. An operation that keeps this rank
-// busy for longer than a check may take postpones the verdict to the next one.
+// A peer that is gone, or has failed, may have given all it had to give, after the operation was
+// stepped last: a rank that sends a message and finalizes has done everything right. So all
+// operations are stepped again (what one waits for may lie behind what another takes) after the
+// peer was seen to be gone, and only what misses it when nothing moves any more is stuck. An
+// operation that keeps this rank busy for longer than a check may take postpones the verdict to the
+// next one.
 bool Engine::find_missing_peers() {
   bool went_on = false;
   for (bool moved = true; moved; went_on |= moved) {
@@ -72,7 +85,7 @@ bool Engine::find_missing_peers() {
     bool is_any_missing = false;
     for (const auto& operation : active_) {
       operation->missing_peer = find_missing_peer(*operation);
-      is_any_missing |= operation->missing_peer >= 0;
+      is_any_missing |= operation->missing_peer >= 0 || has_failed_after(*operation);
     }
     if (!is_any_missing) {
       return went_on;
@@ -122,15 +135,14 @@ bool Engine::look_for_trouble() {
     }
     const bool is_closing = last_check_ns_ >= group.closes_at_ns.load(std::memory_order_relaxed);
     if (!group.failed() && (is_closing || last_check_ns_ >= operation->deadline_ns)) {
-      group.fail(
-          ErrorKind::timeout, operation->first_late(),
-          operation->describe() + " was not complete " +
-              (is_closing ? "when close() had waited as long as a call may take"
-                          : "after " + in_seconds(operation->timeout_s)) +
-              "; " + operation->describe_late_ranks() +
-              ". Look at what the late rank does, or raise the timeout that dpcore.init() or "
-              "init_process_group() was given",
-          operation->place_in_group());
+      group.fail(ErrorKind::timeout, operation->first_late(),
+                 operation->describe() + " was not complete " +
+                     (is_closing ? "when close() had waited as long as a call may take"
+                                 : "after " + in_seconds(operation->timeout_s)) +
+                     "; " + operation->describe_late_ranks() +
+                     ". Look at what the late rank does, or raise the timeout of dpcore.init() or "
+                     "init_process_group()",
+                 operation->place_in_group());
     }
   }
   return went_on;
