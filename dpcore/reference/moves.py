@@ -16,6 +16,7 @@ What the number of a chunk means depends on the collective:
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -49,6 +50,16 @@ class Plan(NamedTuple):
 def later(moves: list[Move], steps: int) -> list[Move]:
     """The same moves, ``steps`` steps later."""
     return [move._replace(step=move.step + steps) for move in moves]
+
+
+def in_sending_order(moves: Iterable[Move], world: int) -> tuple[Move, ...]:
+    """Sorted by step and then as each rank sends: to its right neighbour first. If all began with
+    rank 0, the other NICs would be idle while rank 0's receives N-1 messages."""
+
+    def place(move: Move) -> tuple[int, int, int, int]:
+        return move.step, move.src, (move.dst - move.src) % world, move.chunk
+
+    return tuple(sorted(moves, key=place))
 
 
 def order_of_chunks(schedule: Schedule, rank: int) -> list[int]:

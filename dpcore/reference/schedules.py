@@ -15,7 +15,7 @@ from dpcore.reference import algorithms_hierarchical as hierarchical
 from dpcore.reference import algorithms_linear as linear
 from dpcore.reference import algorithms_logarithmic as logarithmic
 from dpcore.reference.algorithms_hierarchical import HostAlgorithm
-from dpcore.reference.moves import Move, Plan, Schedule
+from dpcore.reference.moves import Plan, Schedule, in_sending_order
 
 Algorithm = Callable[[int, int], Plan]  # (world, root) -> Plan
 
@@ -95,9 +95,6 @@ def make_schedule(
 ) -> Schedule:
     """The moves of a known algorithm, sorted by step and then as each rank sends them.
 
-    A rank sends to its right neighbour first. If all began with rank 0, the other NICs would be
-    idle while rank 0's receives N-1 messages.
-
     ``hosts``: the host of each rank, as a number; without it all ranks share one host.
     """
     if algorithm not in algorithms_of(collective):
@@ -118,9 +115,6 @@ def make_schedule(
     else:
         plan = entry(world, root)
 
-    def place(move: Move) -> tuple[int, int, int, int]:
-        return move.step, move.src, (move.dst - move.src) % world, move.chunk
-
     return Schedule(
         algorithm=algorithm,
         collective=collective,
@@ -128,7 +122,7 @@ def make_schedule(
         chunks=plan.chunks,
         root=root if collective in ROOTED else 0,
         ordered=ordered,
-        moves=tuple(sorted(plan.moves, key=place)),
+        moves=in_sending_order(plan.moves, world),
     )
 
 
