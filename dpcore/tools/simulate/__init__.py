@@ -1,6 +1,9 @@
 """``dpcore simulate``: how long would a step take over another link, with another schedule?
 
-    network    operations over paced links: the executor and ``link.h`` in plain Python
+    links      what connects ranks: a speed, one per pair, or hosts that share cards and switches
+    cards      network cards: ``link.h`` in plain Python, and what real networks add to it
+    lanes      from the moves of an algorithm to what each rank does with each chunk
+    network    operations over the cards: the executor in plain Python
     gradients  what a step computes, from a trace or a description
     training   gradients become ready, a schedule sends them, somebody waits
     rehearsal  the same with a ``LaunchSchedule`` of your own
@@ -11,7 +14,16 @@ compare it with runs over emulated links.
 """
 
 from dpcore.tools.simulate.gradients import Gradients, gradients_of
+from dpcore.tools.simulate.links import Links
 from dpcore.tools.simulate.network import Network, NetworkOperation
 from dpcore.tools.simulate.training import Prediction, predict
 
-__all__ = ["Gradients", "Network", "NetworkOperation", "Prediction", "gradients_of", "predict"]
+__all__ = [
+    "Gradients",
+    "Links",
+    "Network",
+    "NetworkOperation",
+    "Prediction",
+    "gradients_of",
+    "predict",
+]

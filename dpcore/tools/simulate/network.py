@@ -1,9 +1,8 @@
-"""Operations over slow links, as the core runs them: the twin of ``executor.cpp`` and ``link.cpp``.
+"""Operations over slow links, as the core runs them: the twin of ``executor.cpp``.
 
 An operation is a schedule (``dpcore.reference``) over some bytes. Each chunk is cut into segments;
 a rank works at a window of them at a time, each a *job*: step by step it sends and receives what
-the moves say. What a rank sends passes its NIC one message after the other, at the bandwidth of
-the link, and arrives a latency later; what arrives at once from several shares the receiver's NIC.
+the moves say (``lanes.py``). Messages pass the cards of their ranks (``cards.py``).
 
 Times are seconds. Processors cost nothing here: where links are fast, the prediction is too low.
 """
@@ -11,36 +10,21 @@ Times are seconds. Processors cost nothing here: where links are fast, the predi
 from __future__ import annotations
 
 import heapq
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from itertools import count
+from typing import NamedTuple
 
-from dpcore import reference
 from dpcore.base.link import Speed
+from dpcore.tools.simulate.cards import Cards, Message
+from dpcore.tools.simulate.lanes import Algorithm, LaneStep, algorithm_for, lanes_of
+from dpcore.tools.simulate.links import Links
 
-SEGMENT_BYTES = 256 << 10
 _LEAST_WINDOW = 8  # jobs at a time
 _WINDOW_PER_CHUNK = 2
-
-Step = tuple[tuple[int, ...], tuple[int, ...]]  # to whom a rank sends a chunk, from whom it comes
-Lanes = dict[int, list[tuple[int, Step]]]  # numbered steps by chunk, in the order of the chunks
-
-
-@cache
-def lanes_of(algorithm: str, collective: str, world: int) -> list[Lanes]:
-    """By rank and chunk: the steps in which the rank has to do with the chunk."""
-    plan = reference.make_schedule(algorithm, collective, world)
-    lanes: list[Lanes] = [
-        {chunk: [] for chunk in reference.order_of_chunks(plan, rank)} for rank in range(world)
-    ]
-    steps: dict[tuple[int, int, int], tuple[list[int], list[int]]] = {}
-    for move in plan.moves:
-        steps.setdefault((move.src, move.chunk, move.step), ([], []))[0].append(move.dst)
-        steps.setdefault((move.dst, move.chunk, move.step), ([], []))[1].append(move.src)
-    for (rank, chunk, step), (sends, receives) in sorted(steps.items(), key=lambda item: item[0]):
-        lanes[rank][chunk].append((step, (tuple(sends), tuple(receives))))
-    return lanes
+_TCP_WINDOW_BYTES = 4 << 20
 
 
 @dataclass
@@ -73,6 +57,16 @@ class NetworkOperation:
             self._waiting.pop(rank)(now)
 
 
+class _Key(NamedTuple):
+    """A message of an operation."""
+
+    source: int
+    target: int
+    chunk: int
+    segment: int
+    step: int
+
+
 @dataclass
 class _Job:
     chunk: int
@@ -82,34 +76,20 @@ class _Job:
     missing: int = 0  # messages of this step that have not left, or have not come
 
 
-@dataclass
-class _Sending:
-    target: int
-    transfer: float  # seconds on a NIC
-    left: Callable[[float], None]
-    taken: Callable[[float], None]
-
-
-@dataclass
-class _Nic:
-    ready: list[tuple[int, int, _Sending]] = field(default_factory=list)  # a heap, by urgency
-    sends: bool = False
-    ingress: float = 0.0  # when it has taken in what came
-
-
 class Network:
     """All ranks' NICs and processors. ``run`` takes the operations of one step and fills in when
     they end; where ranks launch as they go, ``at`` and ``compute`` let them act, ``launch`` is what
     they do, ``go_on`` runs it. ``ranks``: how many are simulated of ``world``, numbered from 0."""
 
-    def __init__(self, world: int, link: Speed, algorithm: str = "two_shot") -> None:
+    def __init__(self, world: int, link: Speed | Links, algorithm: Algorithm = "two_shot") -> None:
         self.world = world
         self.ranks = world
-        self.link = link
+        self.links = Links.of(link)
         self.algorithm = algorithm
-        self._nics = [_Nic() for _ in range(world)]
+        self.hosts = tuple(self.links.hosts(world))
         self._queue: list[tuple[float, int, int, Callable[[float], None]]] = []
         self._order = count()
+        self.cards = Cards(self.links, world, self.at)
 
     def run(self, operations: Sequence[NetworkOperation]) -> None:
         for operation in operations:
@@ -122,13 +102,13 @@ class Network:
         operation._callers += 1
         if operation._callers < self.ranks:
             return
-        begin = now + (self.link.latency if self.world > 1 else 0.0)
-        operation.finished = [begin] * self.world
+        operation.finished = [now] * self.world
         if self.world == 1:
-            self.at(begin, partial(operation._finish, rank))
+            self.at(now, partial(operation._finish, rank))
             return
         running = _Running(self, operation)
         for each in range(self.world):
+            begin = now + self.links.entry_latency(each, self.world)
             self._at(begin, operation.priority, partial(running.begin, each))
 
     def at(self, moment: float, act: Callable[[float], None]) -> None:
@@ -144,47 +124,11 @@ class Network:
         now = 0.0
         while True:
             if not self._queue or self._queue[0][0] > now:  # all that is ready now is known
-                for rank in range(self.world):
-                    self._serve(rank, now)
+                self.cards.serve(now)
             if not self._queue:
                 break
             now, _, _, act = heapq.heappop(self._queue)
             act(now)
-
-    def send(
-        self,
-        source: int,
-        target: int,
-        nbytes: float,
-        priority: int,
-        left: Callable[[float], None],
-        taken: Callable[[float], None],
-    ) -> None:
-        """A message is ready. ``left`` is called when the sender is through with it, ``taken`` when
-        the receiver has it."""
-        transfer = nbytes / self.link.bytes_per_second if self.link.bytes_per_second else 0.0
-        sending = _Sending(target, transfer, left, taken)
-        heapq.heappush(self._nics[source].ready, (-priority, next(self._order), sending))
-
-    def _serve(self, source: int, now: float) -> None:
-        """Lets the NIC take the next message, if it is free."""
-        nic = self._nics[source]
-        if nic.sends or not nic.ready:
-            return
-        sending = heapq.heappop(nic.ready)[-1]
-        nic.sends = True
-        self._at(now + sending.transfer, 0, partial(self._sent, source))
-        self._at(now + sending.transfer + self.link.latency, 0, partial(self._arrive, sending))
-
-    def _sent(self, source: int, now: float) -> None:
-        self._nics[source].sends = False
-
-    def _arrive(self, sending: _Sending, now: float) -> None:
-        sending.left(now)
-        nic = self._nics[sending.target]
-        # A lone message took the NIC while it came: only what comes beside others waits.
-        nic.ingress = max(now, nic.ingress + sending.transfer)
-        self._at(nic.ingress, 0, sending.taken)
 
     def _at(self, moment: float, priority: int, act: Callable[[float], None]) -> None:
         heapq.heappush(self._queue, (moment, -priority, next(self._order), act))
@@ -196,55 +140,78 @@ class _Running:
     def __init__(self, network: Network, operation: NetworkOperation) -> None:
         self._network = network
         self._operation = operation
-        self._lanes = lanes_of(network.algorithm, "all_reduce", network.world)
-        chunks = reference.make_schedule(network.algorithm, "all_reduce", network.world).chunks
-        parts = _segments(operation.nbytes / chunks)
+        links = network.links
+        algorithm = algorithm_for(network.algorithm, operation.collective, network.hosts)
+        lanes = lanes_of(algorithm, operation.collective, network.hosts, links.is_tcp)
+        self._lanes = lanes.by_rank
+        segment = links.segment_bytes(network.world)
+        parts = _segments(operation.nbytes / lanes.chunks, segment)
         # The first segment of all chunks, each rank's in its own order; the second, ...
         self._waiting = [
-            [
-                _Job(chunk, n, parts[n])
-                for n in range(len(parts))
-                for chunk in lanes
-                if lanes[chunk]
-            ][::-1]
-            for lanes in self._lanes
+            [_Job(chunk, n, parts[n]) for n in range(len(parts)) for chunk in steps][::-1]
+            for steps in self._lanes
         ]
-        on_the_way = 2 * network.link.bytes_per_second * network.link.latency * network.world
-        self._window = max(
-            _LEAST_WINDOW, _WINDOW_PER_CHUNK * chunks, int(on_the_way / SEGMENT_BYTES)
-        )
+        self._window = [
+            max(_LEAST_WINDOW, _WINDOW_PER_CHUNK * lanes.chunks, int(nbytes / segment))
+            for nbytes in (self._window_bytes(rank) for rank in range(network.world))
+        ]
         self._left = [len(jobs) for jobs in self._waiting]
-        self._arrived: set[tuple[int, int, int, int, int]] = set()
-        self._expecting: dict[tuple[int, int, int, int, int], tuple[int, _Job]] = {}
+        self._arrived: dict[_Key, Message] = {}
+        self._taken: set[_Key] = set()
+        self._expecting: dict[_Key, _Job] = {}
+        self._next_in_turn: defaultdict[_Key, list[Callable[[], None]]] = defaultdict(list)
+
+    def _window_bytes(self, rank: int) -> float:
+        links, world = self._network.links, self._network.world
+        # Twice what is on the way: the answers of the peers take the latency as well.
+        return (
+            _TCP_WINDOW_BYTES if links.is_tcp else 2 * links.bytes_on_the_way(rank, world) * world
+        )
 
     def begin(self, rank: int, now: float) -> None:
         if not self._left[rank]:
             self._operation._finish(rank, now)
-        for _ in range(min(self._window, len(self._waiting[rank]))):
+        for _ in range(min(self._window[rank], len(self._waiting[rank]))):
             self._step(rank, self._waiting[rank].pop(), now)
 
     def _step(self, rank: int, job: _Job, now: float) -> None:
         """Sends what the step of a job sends; it is over when that has left and all has come."""
-        number, (sends, receives) = self._lanes[rank][job.chunk][job.at]
-        job.missing = 1  # until all are counted
-        for target in sends:
-            job.missing += 1
-            key = (rank, target, job.chunk, job.segment, number)
-            self._network.send(
-                rank, target, job.nbytes, self._operation.priority,
-                partial(self._one_less, rank, job), partial(self._take, key),
-            )  # fmt: skip
-        for source in receives:
-            key = (source, rank, job.chunk, job.segment, number)
-            if key not in self._arrived:
-                job.missing += 1
-                self._expecting[key] = (rank, job)
+        step = self._lanes[rank][job.chunk][job.at]
+        job.missing = 1 + len(step.sends) + len(step.receives)
+        for target, turn in zip(step.sends, step.turns, strict=True):
+            send = partial(self._send, rank, job, step, target)
+            awaited = turn and _Key(
+                turn.source, rank, turn.chunk, job.segment - turn.segments_ago, step.number
+            )
+            if awaited is None or awaited.segment < 0 or awaited in self._taken:
+                send()
+            else:
+                self._next_in_turn[awaited].append(send)
+        for source in step.receives:
+            key = _Key(source, rank, job.chunk, job.segment, step.number)
+            self._expecting[key] = job
+            if key in self._arrived:
+                self._ask_for(key, now)
         self._one_less(rank, job, now)
 
-    def _take(self, key: tuple[int, int, int, int, int], now: float) -> None:
-        self._arrived.add(key)
-        if key in self._expecting:
-            self._one_less(*self._expecting.pop(key), now)
+    def _send(self, rank: int, job: _Job, step: LaneStep, target: int) -> None:
+        def arrived(message: Message, now: float) -> None:
+            self._one_less(rank, job, now)
+            self._arrived[key] = message
+            if key in self._expecting:
+                self._ask_for(key, now)
+
+        key = _Key(rank, target, job.chunk, job.segment, step.number)
+        self._network.cards.send(rank, target, job.nbytes, self._operation.priority, arrived)
+
+    def _ask_for(self, key: _Key, now: float) -> None:
+        self._network.cards.take(self._arrived.pop(key), now, partial(self._take, key))
+
+    def _take(self, key: _Key, now: float) -> None:
+        self._taken.add(key)
+        for send in self._next_in_turn.pop(key, []):
+            send()
+        self._one_less(key.target, self._expecting.pop(key), now)
 
     def _one_less(self, rank: int, job: _Job, now: float) -> None:
         job.missing -= 1
@@ -263,6 +230,6 @@ class _Running:
             self._operation._finish(rank, now)
 
 
-def _segments(nbytes: float) -> list[float]:
-    whole, rest = divmod(nbytes, SEGMENT_BYTES)
-    return [float(SEGMENT_BYTES)] * int(whole) + ([rest] if rest else [])
+def _segments(nbytes: float, segment: int) -> list[float]:
+    whole, rest = divmod(nbytes, segment)
+    return [float(segment)] * int(whole) + ([rest] if rest else [])
