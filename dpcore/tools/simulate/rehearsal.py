@@ -17,6 +17,7 @@ from dpcore.base.link import Speed
 from dpcore.base.user_code import naming_the_line
 from dpcore.errors import Error, Mismatch
 from dpcore.tools.simulate.gradients import Gradients
+from dpcore.tools.simulate.links import Links
 from dpcore.tools.simulate.network import Network, NetworkOperation
 
 STEPS = 20  # a schedule may learn; the last step counts
@@ -39,7 +40,7 @@ def rehearse(
     work: Gradients,
     buckets: Sequence[Sequence[int]],
     schedules: Sequence[Any],
-    link: Speed,
+    link: Speed | Links,
     algorithm: str,
     steps: int = STEPS,
 ) -> list[float]:

@@ -1,8 +1,8 @@
 """A step of data parallel training, predicted: gradients, buckets, launches, the wait at the end.
 
 Left out: that communication takes processors and memory bandwidth from the computation beside it,
-what an operation costs a processor (some 20 us), and jitter. So it is a bound that a run should
-come near where the link is what takes time, and says little about memory that ranks share.
+and what an operation costs a processor (some 20 us). So it is a bound that a run should come near
+where the link is what takes time, and says little about memory that ranks share.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from dpcore.errors import Unsupported
 from dpcore.reference.buckets import plan_buckets
 from dpcore.reference.launches import SCHEDULES, caps_of
 from dpcore.tools.simulate.gradients import Gradients
+from dpcore.tools.simulate.links import Links
 from dpcore.tools.simulate.network import Network, NetworkOperation
 from dpcore.tools.simulate.rehearsal import copies_for, rehearse
 
@@ -43,7 +44,7 @@ class Prediction:
 
 def predict(
     work: Gradients,
-    link: Speed,
+    link: Speed | Links,
     schedule: str | Any = "bucketed",
     bucket_cap_mb: float | None = None,
     algorithm: str = "two_shot",
@@ -58,7 +59,7 @@ def predict(
     >>> predict(work.on(2), Speed(1.25e8), "sequential").exposed_ms
     80.0
     """
-    _check(work, link, bucket_cap_mb)
+    _check(work, bucket_cap_mb)
     if isinstance(schedule, str):
         name = schedule
         buckets = _buckets(work, _caps(work, schedule, bucket_cap_mb))
@@ -82,12 +83,8 @@ def predict(
     )
 
 
-def _check(work: Gradients, link: Speed, cap_mb: float | None) -> None:
+def _check(work: Gradients, cap_mb: float | None) -> None:
     """What would be left out in silence, or never end."""
-    if link.jitter or link.loss or link.seed:
-        raise Unsupported(
-            "simulate knows no jitter and no loss: leave out jitter=, loss= and seed="
-        )
     if cap_mb is not None and not 0 <= cap_mb < math.inf:
         raise Unsupported(f"bucket_cap_mb={cap_mb}: a size of buckets is a number from 0 on")
     if sum(work.sizes) > _MOST_BYTES:
@@ -97,18 +94,21 @@ def _check(work: Gradients, link: Speed, cap_mb: float | None) -> None:
         )
 
 
-def bound_seconds(work: Gradients, link: Speed) -> float:
+def bound_seconds(work: Gradients, link: Speed | Links) -> float:
     """Computing alone, or the time to the first gradient and all bytes at full bandwidth."""
     computed = work.compute_seconds
-    if not link.bytes_per_second or work.world == 1:
+    if work.world == 1:
         return computed
     first = max(f + min(r) for f, r in zip(work.forward, work.ready, strict=True))
-    nbytes = 2 * (work.world - 1) / work.world * sum(work.sizes)
-    return max(computed, first + link.latency + nbytes / link.bytes_per_second)
+    return max(computed, first + Links.of(link).least_seconds(sum(work.sizes), work.world))
 
 
 def _ends(
-    work: Gradients, buckets: Sequence[Sequence[int]], link: Speed, schedule: str, algorithm: str
+    work: Gradients,
+    buckets: Sequence[Sequence[int]],
+    link: Speed | Links,
+    schedule: str,
+    algorithm: str,
 ) -> list[float]:
     """When each rank is through with backward and all buckets."""
     ends = [f + b for f, b in zip(work.forward, work.backward, strict=True)]
