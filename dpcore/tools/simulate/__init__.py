@@ -2,6 +2,7 @@
 
     links      what connects ranks: a speed, one per pair, or hosts that share cards and switches
     cards      network cards: ``link.h`` in plain Python, and what real networks add to it
+    choice     which algorithm an operation runs: ``cost.cpp`` and ``choice.cpp`` in plain Python
     lanes      from the moves of an algorithm to what each rank does with each chunk
     network    operations over the cards: the executor in plain Python
     gradients  what a step computes, from a trace or a description

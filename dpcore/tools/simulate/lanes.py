@@ -7,18 +7,14 @@ may wait until another one has come, so that several never send to the same rank
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from dpcore.errors import Unsupported
-from dpcore.reference import algorithms_of, make_schedule
+from dpcore.reference import Move, Schedule
 
 SEGMENTS_AHEAD = 4  # how far the first messages of a step may be ahead of the last ones
-
-# A name, or a function from the number of ranks to a schedule with `moves` and `chunks`.
-Algorithm = str | Callable[[int], Any]
 
 
 class Turn(NamedTuple):
@@ -47,41 +43,11 @@ class Lanes:
     by_rank: list[dict[int, list[LaneStep]]]
 
 
-def algorithm_for(algorithm: Algorithm, collective: str, hosts: Sequence[int]) -> Algorithm:
-    """What a communicator with this algorithm runs: another collective than the algorithm's own
-    chooses as ``auto`` does with default costs.
-
-    >>> algorithm_for("two_shot", "all_gather", [0, 1]), algorithm_for("ring", "all_gather", [0, 1])
-    ('direct', 'ring')
-    """
-    if callable(algorithm):
-        if collective == "all_reduce":
-            return algorithm
-    elif algorithm in algorithms_of(collective):
-        return algorithm
-    if 1 < len(set(hosts)) < len(hosts):
-        return "hierarchical"
-    return "two_shot" if collective in ("all_reduce", "broadcast") else "direct"
-
-
 @lru_cache(maxsize=32)
-def lanes_of(
-    algorithm: Algorithm, collective: str, hosts: tuple[int, ...], takes_turns: bool = False
-) -> Lanes:
-    """Of all ranks. ``hosts``: the host of each of them."""
-    world = len(hosts)
-    if callable(algorithm):
-        plan = algorithm(world)
-        of = getattr(plan, "collective", collective), getattr(plan, "world", world)
-        if of != (collective, world):
-            raise Unsupported(
-                f"the algorithm made a schedule for {of[0]} of {of[1]} ranks, and one for "
-                f"{collective} of {world} is needed"
-            )
-    else:
-        plan = make_schedule(algorithm, collective, world, hosts=hosts)
-    moves = sorted(plan.moves, key=lambda move: move[0])
-    own: list[list[int]] = [[] for _ in hosts]  # chunks, as they are sent, then received
+def lanes_of(schedule: Schedule, takes_turns: bool = False) -> Lanes:
+    """Of all ranks."""
+    moves, world = schedule.moves, schedule.world
+    own: list[list[int]] = [[] for _ in range(world)]  # chunks, as they are sent, then received
     for end in (1, 2):
         for move in moves:
             own[move[end]].append(move[3])
@@ -100,10 +66,10 @@ def lanes_of(
         by_rank[rank][chunk].append(
             LaneStep(step, tuple(sends), tuple(of_sends), tuple(sorted(receives)), any(reduce))
         )
-    return Lanes(plan.chunks, by_rank)
+    return Lanes(schedule.chunks, by_rank)
 
 
-def _turns(moves: Sequence[Any], world: int) -> list[Turn | None]:
+def _turns(moves: Sequence[Move], world: int) -> list[Turn | None]:
     """Of each move: what its sender waits for. The n-th message of a step goes when the one that
     came as its sender's message n-1 is there, where a rank gets exactly one of those and sends
     nothing itself before it takes it; the first goes when the last of some segments ago is."""

@@ -15,11 +15,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dpcore.base.link import Speed
 from dpcore.tools.simulate.cards import Cards, Message
-from dpcore.tools.simulate.lanes import Algorithm, LaneStep, algorithm_for, lanes_of
+from dpcore.tools.simulate.choice import DEFAULT_COSTS, AlgorithmChoice
+from dpcore.tools.simulate.lanes import LaneStep
 from dpcore.tools.simulate.links import Links
 
 _LEAST_WINDOW = 8  # jobs at a time
@@ -31,13 +32,15 @@ _TCP_WINDOW_BYTES = 4 << 20
 class NetworkOperation:
     """One collective. ``launched``: when each rank calls it, where that is known beforehand;
     ``finished``: when it is through, by rank. Without ``background`` only a thread that waits
-    drives it."""
+    drives it. ``algorithm``: None for
+    the network's."""
 
     nbytes: int
     launched: list[float]
     priority: int = 0
     collective: str = "all_reduce"
     background: bool = True
+    algorithm: Any = None
     finished: list[float] = field(default_factory=list)
     _callers: int = 0
     _over: set[int] = field(default_factory=set)
@@ -81,12 +84,12 @@ class Network:
     they end; where ranks launch as they go, ``at`` and ``compute`` let them act, ``launch`` is what
     they do, ``go_on`` runs it. ``ranks``: how many are simulated of ``world``, numbered from 0."""
 
-    def __init__(self, world: int, link: Speed | Links, algorithm: Algorithm = "two_shot") -> None:
+    def __init__(self, world: int, link: Speed | Links, algorithm: Any = "two_shot") -> None:
         self.world = world
         self.ranks = world
         self.links = Links.of(link)
         self.algorithm = algorithm
-        self.hosts = tuple(self.links.hosts(world))
+        self.choice = AlgorithmChoice(algorithm, world, self.links, DEFAULT_COSTS)
         self._queue: list[tuple[float, int, int, Callable[[float], None]]] = []
         self._order = count()
         self.cards = Cards(self.links, world, self.at)
@@ -141,8 +144,7 @@ class _Running:
         self._network = network
         self._operation = operation
         links = network.links
-        algorithm = algorithm_for(network.algorithm, operation.collective, network.hosts)
-        lanes = lanes_of(algorithm, operation.collective, network.hosts, links.is_tcp)
+        lanes = network.choice.lanes(operation.collective, operation.nbytes, operation.algorithm)
         self._lanes = lanes.by_rank
         segment = links.segment_bytes(network.world)
         parts = _segments(operation.nbytes / lanes.chunks, segment)
