@@ -214,7 +214,7 @@ struct Named {
   std::shared_ptr<LaunchSchedule> (*make)();
 };
 
-// With the names of dpcore/reference/launches.py, in the same order.
+// With the names of their twins in dpcore/reference/launches.py, in the same order.
 constexpr std::array kSchedules = {
     Named{"bucketed", make<Bucketed>},
     Named{"sequential", make<Sequential>},

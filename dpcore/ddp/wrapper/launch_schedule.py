@@ -8,7 +8,8 @@
 
     model = dpcore.DataParallel(model, schedule=WhenAllIsThere())
 
-dpcore's own schedules do the same in C++ (csrc/reducer/launch/launch_schedule.cpp).
+dpcore's own schedules do the same in C++ (csrc/reducer/launch/launch_schedule.cpp); their twins in
+Python are in dpcore/reference/launches.py.
 """
 
 from __future__ import annotations
@@ -21,21 +22,13 @@ from types import FunctionType
 from typing import TYPE_CHECKING
 
 from dpcore.errors import Unsupported
-from dpcore.reference.launches import ACROSS_STEPS, EXACT, SCHEDULES, caps_of
+from dpcore.reference.launches import ACROSS_STEPS, EVENTS, EXACT, SCHEDULES, caps_of
 
 if TYPE_CHECKING:
     from dpcore.ddp.wrapper.launch_control import LaunchControl
 
 NAMES = ("auto", *SCHEDULES, *ACROSS_STEPS)
 _SHARDED = ("zero", "zero3", "fsdp", "sharded", "fully_sharded")
-_EVENTS = (
-    "gradient_ready",
-    "bucket_ready",
-    "bucket_complete",
-    "backward_end",
-    "forward_begin",
-    "optimizer_step",
-)
 
 
 class LaunchSchedule:
@@ -102,7 +95,7 @@ class LaunchSchedule:
         """The events whose methods the subclass defines."""
         return [
             name
-            for name in _EVENTS
+            for name in EVENTS
             if getattr(getattr(self, name), "__func__", None) is not getattr(LaunchSchedule, name)
         ]
 
@@ -176,9 +169,9 @@ def _check_methods(kind: type) -> None:
 
 
 def _not_an_event(kind: str, name: str) -> str:
-    meant = difflib.get_close_matches(name, _EVENTS, 1)
+    meant = difflib.get_close_matches(name, EVENTS, 1)
     return (
         f"schedule {kind}: {name} is not an event, so it would never be called"
         + (f"; is it {meant[0]}? " if meant else ". ")
-        + f"The events are {', '.join(_EVENTS)}; helper methods begin with an underscore"
+        + f"The events are {', '.join(EVENTS)}; helper methods begin with an underscore"
     )
