@@ -29,6 +29,7 @@ try:
     from lightning.fabric.strategies.ddp import DDPStrategy as FabricDDPStrategy
     from lightning.pytorch.callbacks import Callback
     from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
+    from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 except ModuleNotFoundError as missing:
     if missing.name is None or missing.name.split(".")[0] != "lightning":
         raise
@@ -161,7 +162,8 @@ class OverlapMonitor(Callback):
     What steps cost goes to the trainer's loggers as ``dpcore/exposed_ms`` and so on, or, where it
     has none, to stdout. ``log_every_n_steps``: by default that of the trainer. ``to``: another
     place for them, as in ``dpcore.monitor``. A training that ends before its first line gets one
-    at its end.
+    at its end. Where it can't measure (on a GPU, or under another strategy), it says so and trains
+    on.
     """
 
     def __init__(self, log_every_n_steps: int | None = None, to: Any = None) -> None:
@@ -169,10 +171,16 @@ class OverlapMonitor(Callback):
         self.monitor: Monitor | None = None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        try:
+            self.monitor = self._begin(trainer)
+        except Unsupported as problem:
+            rank_zero_warn(f"OverlapMonitor measures nothing: {problem}")
+
+    def _begin(self, trainer: Any) -> Monitor:
         model = trainer.strategy.model
         if not isinstance(model, DataParallel):
             raise Unsupported(
-                'OverlapMonitor: it watches dpcore.DataParallel; train with strategy="dpcore", not '
+                'it watches dpcore.DataParallel; train with strategy="dpcore", not '
                 f"{type(trainer.strategy).__name__}"
             )
 
@@ -181,7 +189,7 @@ class OverlapMonitor(Callback):
                 logger.log_metrics(numbers_of(figures), step=trainer.global_step)
 
         to = self._to if self._to is not None else log if trainer.loggers else "stdout"
-        self.monitor = monitor(model, self._every or trainer.log_every_n_steps or 50, to)
+        return monitor(model, self._every or trainer.log_every_n_steps or 50, to)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         if self.monitor is not None:

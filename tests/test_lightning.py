@@ -7,6 +7,7 @@ import os
 import socket
 import warnings
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -171,17 +172,29 @@ def of_two_players():
     return module.players
 
 
-def refuses_other_strategies():
+def goes_on_where_it_cannot_measure():
     from lightning.pytorch import Trainer
 
     from dpcore.lightning import OverlapMonitor
 
-    trainer = Trainer(
-        accelerator="cpu", devices=1, logger=False, enable_progress_bar=False,
-        enable_model_summary=False, enable_checkpointing=False, callbacks=[OverlapMonitor()],
-    )  # fmt: skip
-    with pytest.raises(dpcore.Unsupported, match='train with strategy="dpcore"'):
-        trainer.fit(module_of(), torch.utils.data.DataLoader(batches_of(0, False), batch_size=None))
+    def trained(**options):
+        trainer = Trainer(
+            accelerator="cpu", devices=1, logger=False, enable_progress_bar=False, max_epochs=1,
+            enable_model_summary=False, enable_checkpointing=False, callbacks=[OverlapMonitor()],
+            **options,
+        )  # fmt: skip
+        loader = torch.utils.data.DataLoader(batches_of(0, False), batch_size=None)
+        trainer.fit(module_of(), loader)
+        return trainer.global_step
+
+    with pytest.warns(UserWarning, match='measures nothing: .* train with strategy="dpcore"'):
+        assert trained() > 0
+    on_gpu = property(lambda model: "cuda", lambda model, value: None)
+    with (
+        mock.patch.object(dpcore.DataParallel, "device_type", on_gpu, create=True),
+        pytest.warns(UserWarning, match="measures nothing: .* are on cuda"),
+    ):
+        assert trained(strategy="dpcore") > 0
 
 
 def trained_by_fabric():
@@ -270,9 +283,9 @@ def test_lightning_and_fabric(tmp_path):
     dpcore.spawn(body, 2, free_port(), str(tmp_path))
 
 
-def test_the_monitor_wants_our_strategy():
+def test_the_monitor_never_ends_a_training():
     importlib.import_module("dpcore.lightning")
-    refuses_other_strategies()
+    goes_on_where_it_cannot_measure()
 
 
 def test_without_lightning():
