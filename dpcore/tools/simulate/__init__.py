@@ -1,14 +1,16 @@
 """``dpcore simulate``: how long would a step take over another link, with another schedule?
 
-    links      what connects ranks: a speed, one per pair, or hosts that share cards and switches
-    cards      network cards: ``link.h`` in plain Python, and what real networks add to it
-    choice     which algorithm an operation runs: ``cost.cpp`` and ``choice.cpp`` in plain Python
-    lanes      from the moves of an algorithm to what each rank does with each chunk
-    network    operations over the cards: the executor in plain Python
-    gradients  what a step computes, from a trace or a description
-    training   gradients become ready, a schedule sends them, somebody waits
-    rehearsal  the same with a ``LaunchSchedule`` of your own
-    command    ``dpcore simulate``
+    links       what connects ranks: a speed, one per pair, or hosts that share cards and switches
+    cards       network cards: ``link.h`` in plain Python, and what real networks add to it
+    choice      which algorithm an operation runs: ``cost.cpp`` and ``choice.cpp`` in plain Python
+    lanes       from the moves of an algorithm to what each rank does with each chunk
+    network     operations over the cards: the executor in plain Python
+    processors  what that costs processors, and how threads share their cores
+    in_memory   operations among ranks that share memory: no message, only processors
+    gradients   what a step computes, from a trace or a description
+    training    gradients become ready, a schedule sends them, somebody waits
+    rehearsal   the same with a ``LaunchSchedule`` of your own
+    command     ``dpcore simulate``
 
 It needs no compiled core. ``training`` says what it leaves out; a test and a committed table
 compare it with runs over emulated links.
@@ -17,6 +19,7 @@ compare it with runs over emulated links.
 from dpcore.tools.simulate.gradients import Gradients, gradients_of
 from dpcore.tools.simulate.links import Links
 from dpcore.tools.simulate.network import Network, NetworkOperation
+from dpcore.tools.simulate.processors import Processors
 from dpcore.tools.simulate.training import Prediction, predict
 
 __all__ = [
@@ -25,6 +28,7 @@ __all__ = [
     "Network",
     "NetworkOperation",
     "Prediction",
+    "Processors",
     "gradients_of",
     "predict",
 ]

@@ -45,7 +45,7 @@ class AlgorithmChoice:
     def lanes(self, collective: str, nbytes: float, asked: Any = None) -> Lanes:
         """What each rank does in an operation. ``asked``: an algorithm for this one only."""
         algorithm = asked or self._algorithm
-        if algorithm == AUTO or (asked is None and self._schedule(algorithm, collective) is None):
+        if algorithm == AUTO or (asked is None and not self.has(algorithm, collective)):
             algorithm = choose(collective, nbytes, self._world, self._links, self._costs)
         schedule = self._schedule(algorithm, collective)
         if schedule is None:
@@ -54,6 +54,10 @@ class AlgorithmChoice:
         if key not in self._lanes:
             self._lanes[key] = lanes_of(schedule, self._links.is_tcp)
         return self._lanes[key]
+
+    def has(self, algorithm: Any, collective: str) -> bool:
+        """Whether an algorithm other than ``auto`` is for this collective."""
+        return self._schedule(algorithm, collective) is not None
 
     def _schedule(self, algorithm: Any, collective: str) -> Schedule | None:
         """None where the collective has no such algorithm."""
@@ -82,6 +86,8 @@ def choose(
     >>> choose("all_reduce", 1000, 2, link), choose("all_reduce", 10_000_000, 2, link)
     ('one_shot', 'two_shot')
     """
+    if links.is_posted(nbytes, world):
+        return "one_shot" if collective == "all_reduce" else "direct"
     best, best_seconds = "", 0.0
     prices = _prices(collective, tuple(links.hosts(world)), over_link(costs, links.speed(0, 1)))
     for name, is_ordered, (fixed, per_byte) in sorted(prices, key=lambda one: not one[1]):

@@ -15,6 +15,7 @@ The last three fields are what TCP does over a real network; an emulated link ha
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 
 from dpcore.base.link import Speed, speeds
@@ -83,6 +84,19 @@ class Links:
         """
         return cls(inter, intra, ranks_per_host, oversubscribed)
 
+    @classmethod
+    def memory(cls) -> Links:
+        """No link at all: the ranks of one host, which share memory.
+
+        >>> Links.memory().is_memory(8)
+        True
+        """
+        return cls(Speed(), ranks_per_host=sys.maxsize)
+
+    def is_memory(self, world: int) -> bool:
+        """Whether all ranks share memory, which has no speed of its own here."""
+        return self.host_of(world - 1) == 0 and self.intra == Speed()
+
     def host_of(self, rank: int) -> int:
         return rank // self.ranks_per_host
 
@@ -123,6 +137,10 @@ class Links:
     def segment_bytes(self, world: int) -> int:
         """What large messages are cut into."""
         return (128 if self.is_tcp and world == 2 else 64) << 10
+
+    def is_posted(self, nbytes: float, world: int) -> bool:
+        """Whether data is so little that it travels with the word that a rank has entered."""
+        return self.is_tcp and nbytes <= (32 if world == 2 else 16) << 10
 
     def least_seconds(self, nbytes: int, world: int) -> float:
         """No all-reduce takes less: its bytes, over all cards and what the switches carry of them.

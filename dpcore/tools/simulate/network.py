@@ -4,13 +4,14 @@ An operation is a schedule (``dpcore.reference``) over some bytes. Each chunk is
 a rank works at a window of them at a time, each a *job*: step by step it sends and receives what
 the moves say (``lanes.py``). Messages pass the cards of their ranks (``cards.py``).
 
-Times are seconds. Processors cost nothing here: where links are fast, the prediction is too low.
+What that costs processors is in ``processors.py``; without a link, nothing else takes time
+(``in_memory.py``). Times are seconds.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,10 +20,13 @@ from typing import Any, NamedTuple
 
 from dpcore.base.link import Speed
 from dpcore.tools.simulate.cards import Cards, Message
-from dpcore.tools.simulate.choice import DEFAULT_COSTS, AlgorithmChoice
+from dpcore.tools.simulate.choice import AlgorithmChoice
+from dpcore.tools.simulate.in_memory import FUSED, InMemory
 from dpcore.tools.simulate.lanes import LaneStep
 from dpcore.tools.simulate.links import Links
+from dpcore.tools.simulate.processors import Processors, Threads
 
+_SLOTS = 64  # operations of a rank in flight
 _LEAST_WINDOW = 8  # jobs at a time
 _WINDOW_PER_CHUNK = 2
 _TCP_WINDOW_BYTES = 4 << 20
@@ -32,8 +36,7 @@ _TCP_WINDOW_BYTES = 4 << 20
 class NetworkOperation:
     """One collective. ``launched``: when each rank calls it, where that is known beforehand;
     ``finished``: when it is through, by rank. Without ``background`` only a thread that waits
-    drives it. ``algorithm``: None for
-    the network's."""
+    drives it. ``algorithm``: None for the network's."""
 
     nbytes: int
     launched: list[float]
@@ -45,6 +48,7 @@ class NetworkOperation:
     _callers: int = 0
     _over: set[int] = field(default_factory=set)
     _waiting: dict[int, Callable[[float], None]] = field(default_factory=dict)
+    _followers: list[Callable[[float], None]] = field(default_factory=list)
 
     def is_finished(self, rank: int) -> bool:
         return rank in self._over
@@ -58,6 +62,9 @@ class NetworkOperation:
         self._over.add(rank)
         if rank in self._waiting:
             self._waiting.pop(rank)(now)
+        if len(self._over) == len(self.finished):
+            for follow in self._followers:
+                follow(now)
 
 
 class _Key(NamedTuple):
@@ -84,15 +91,24 @@ class Network:
     they end; where ranks launch as they go, ``at`` and ``compute`` let them act, ``launch`` is what
     they do, ``go_on`` runs it. ``ranks``: how many are simulated of ``world``, numbered from 0."""
 
-    def __init__(self, world: int, link: Speed | Links, algorithm: Any = "two_shot") -> None:
+    def __init__(
+        self,
+        world: int,
+        link: Speed | Links,
+        algorithm: Any = "two_shot",
+        processors: Processors = Processors.free(),  # noqa: B008
+    ) -> None:
         self.world = world
         self.ranks = world
         self.links = Links.of(link)
         self.algorithm = algorithm
-        self.choice = AlgorithmChoice(algorithm, world, self.links, DEFAULT_COSTS)
+        self.processors = processors
+        self.choice = AlgorithmChoice(algorithm, world, self.links, processors.costs)
         self._queue: list[tuple[float, int, int, Callable[[float], None]]] = []
         self._order = count()
         self.cards = Cards(self.links, world, self.at)
+        self.threads = Threads(processors, world, self.links.ranks_per_host, self.at)
+        self._launched = [deque[NetworkOperation](maxlen=_SLOTS) for _ in range(world)]
 
     def run(self, operations: Sequence[NetworkOperation]) -> None:
         for operation in operations:
@@ -102,25 +118,65 @@ class Network:
 
     def launch(self, operation: NetworkOperation, rank: int, now: float) -> None:
         """A rank calls it. It begins a latency after the last one has; with one rank, at once."""
+        earlier = self._launched[rank]
+        enter = partial(self._enter, operation, rank)
+        if len(earlier) == _SLOTS and len(earlier[0]._over) < self.ranks:
+            earlier[0]._followers.append(enter)  # until all ranks are through
+        else:
+            enter(now)
+        earlier.append(operation)
+
+    def _enter(self, operation: NetworkOperation, rank: int, now: float) -> None:
+        seconds = self.processors.operation if self.world > 1 else 0.0
+        entered = partial(self._entered, operation, rank)
+        self.threads.work(rank, seconds, operation.priority, now, entered)
+
+    def _entered(self, operation: NetworkOperation, rank: int, now: float) -> None:
         operation._callers += 1
         if operation._callers < self.ranks:
             return
         operation.finished = [now] * self.world
+        algorithm, priority = operation.algorithm or self.algorithm, operation.priority
         if self.world == 1:
             self.at(now, partial(operation._finish, rank))
-            return
-        running = _Running(self, operation)
-        for each in range(self.world):
-            begin = now + self.links.entry_latency(each, self.world)
-            self._at(begin, operation.priority, partial(running.begin, each))
+        elif self.links.is_memory(self.world) and self._is_fused(algorithm, operation.collective):
+            running = InMemory(
+                operation.collective, operation.nbytes, priority, algorithm, self.world,
+                self.processors, self.threads, operation._finish,
+            )  # fmt: skip
+            self._begin(running.begin, priority, now, travels=False)
+        else:
+            # The data of a small one travels with the word that its rank has entered.
+            is_posted = self.links.is_posted(operation.nbytes, self.world) and algorithm == "auto"
+            self._begin(_Running(self, operation).begin, priority, now, travels=not is_posted)
+
+    def _is_fused(self, algorithm: Any, collective: str) -> bool:
+        is_named = isinstance(algorithm, str) and algorithm in FUSED
+        return is_named or not self.choice.has(algorithm, collective)
+
+    def _begin(
+        self, begin: Callable[[int, float], None], priority: int, now: float, travels: bool
+    ) -> None:
+        """``travels``: the word that the last rank has entered takes a latency to each other."""
+        for rank in range(self.world):
+            latency = self.links.entry_latency(rank, self.world) if travels else 0.0
+            self._at(now + latency, priority, partial(begin, rank))
 
     def at(self, moment: float, act: Callable[[float], None]) -> None:
         """Calls ``act`` with the moment when it has come."""
         self._at(moment, 0, act)
 
-    def compute(self, rank: int, seconds: float, now: float, act: Callable[[float], None]) -> None:
-        """Calls ``act`` with the moment when this rank's program has computed for so long."""
-        self._at(now + seconds, 0, act)
+    def compute(
+        self,
+        rank: int,
+        seconds: float,
+        now: float,
+        act: Callable[[float], None],
+        busy: float = 1.0,
+    ) -> None:
+        """Calls ``act`` with the moment when this rank's program has computed for so long, alone.
+        ``busy``: for which part of it a core; layers that sleep need none."""
+        self.threads.compute(rank, seconds, busy, now, act)
 
     def go_on(self) -> None:
         """Until nothing is left to happen."""
@@ -161,7 +217,7 @@ class _Running:
         self._arrived: dict[_Key, Message] = {}
         self._taken: set[_Key] = set()
         self._expecting: dict[_Key, _Job] = {}
-        self._next_in_turn: defaultdict[_Key, list[Callable[[], None]]] = defaultdict(list)
+        self._next_in_turn: defaultdict[_Key, list[Callable[[float], None]]] = defaultdict(list)
 
     def _window_bytes(self, rank: int) -> float:
         links, world = self._network.links, self._network.world
@@ -186,7 +242,7 @@ class _Running:
                 turn.source, rank, turn.chunk, job.segment - turn.segments_ago, step.number
             )
             if awaited is None or awaited.segment < 0 or awaited in self._taken:
-                send()
+                send(now)
             else:
                 self._next_in_turn[awaited].append(send)
         for source in step.receives:
@@ -196,23 +252,56 @@ class _Running:
                 self._ask_for(key, now)
         self._one_less(rank, job, now)
 
-    def _send(self, rank: int, job: _Job, step: LaneStep, target: int) -> None:
-        def arrived(message: Message, now: float) -> None:
-            self._one_less(rank, job, now)
+    def _send(self, rank: int, job: _Job, step: LaneStep, target: int, now: float) -> None:
+        """Over TCP the kernel takes the message and sends it; an emulated link lets time pass, and
+        the sender then copies the message to where the receiver finds it."""
+        key = _Key(rank, target, job.chunk, job.segment, step.number)
+        processors, priority = self._network.processors, self._operation.priority
+
+        def has_left(message: Message, moment: float) -> None:
+            self._one_less(rank, job, moment)
+            come(message, moment)
+
+        def come(message: Message, moment: float) -> None:
             self._arrived[key] = message
             if key in self._expecting:
-                self._ask_for(key, now)
+                self._ask_for(key, moment)
 
-        key = _Key(rank, target, job.chunk, job.segment, step.number)
-        self._network.cards.send(rank, target, job.nbytes, self._operation.priority, arrived)
+        def copy(message: Message, moment: float) -> None:
+            seconds = processors.message + job.nbytes * processors.copied_byte
+            through = partial(has_left, message)
+            self._network.threads.work(rank, seconds, priority, moment, through, is_timed=True)
+
+        def give_to_kernel(moment: float) -> None:
+            self._one_less(rank, job, moment)
+            self._network.cards.send(rank, target, job.nbytes, priority, come)
+
+        if self._network.links.is_tcp:
+            seconds = processors.message + job.nbytes * processors.tcp_byte
+            self._network.threads.work(rank, seconds, priority, now, give_to_kernel)
+        else:
+            self._network.cards.send(rank, target, job.nbytes, priority, copy)
 
     def _ask_for(self, key: _Key, now: float) -> None:
         self._network.cards.take(self._arrived.pop(key), now, partial(self._take, key))
 
     def _take(self, key: _Key, now: float) -> None:
+        job = self._expecting[key]
+        processors = self._network.processors
+        step = self._lanes[key.target][key.chunk][job.at]
+        per_byte = processors.tcp_byte if self._network.links.is_tcp else 0.0
+        per_byte += processors.reduced_byte if step.reduces else 0.0
+        if not (step.reduces or self._network.links.is_tcp) or len(step.receives) > 1:
+            per_byte += processors.copied_byte  # to its place, or to where several are collected
+        seconds = processors.message + job.nbytes * per_byte
+        self._network.threads.work(
+            key.target, seconds, self._operation.priority, now, partial(self._has, key)
+        )
+
+    def _has(self, key: _Key, now: float) -> None:
         self._taken.add(key)
         for send in self._next_in_turn.pop(key, []):
-            send()
+            send(now)
         self._one_less(key.target, self._expecting.pop(key), now)
 
     def _one_less(self, rank: int, job: _Job, now: float) -> None:

@@ -1,0 +1,158 @@
+"""Processors: what computation and communication cost them, and how threads share their cores.
+
+Each rank has a program thread, which computes, and one thread at a time that drives its operations:
+the progress thread, or the program's own while it waits. The threads of a host that want a core
+share its cores evenly, as equal threads do under Linux. A driving thread without work sleeps, and
+takes ``wake`` to run again, unless it sleeps until a moment that it knows.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+
+from dpcore.comm.communicators.costs import Costs
+from dpcore.tools.simulate.choice import DEFAULT_COSTS
+
+Act = Callable[[float], None]
+At = Callable[[float, Act], None]
+
+
+@dataclass(frozen=True)
+class Processors:
+    """What this job's processors take, in seconds.
+
+    ``cores``: of a host, 0 for one per thread. ``ranks``: that share them; 0 for the ranks of a
+    host of the links, but an emulated link lets ranks of one machine behave as hosts.
+    ``operation``: of a rank, for each operation. ``message``: to send or to take one.
+    ``copied_byte``, ``reduced_byte``: to copy a byte, to add one to a sum in memory, while all
+    ranks do so. ``tcp_byte``: to give the kernel a byte, or to take it. ``costs``: by which
+    ``auto`` chooses.
+    """
+
+    cores: int = 0
+    ranks: int = 0
+    operation: float = 0.0
+    message: float = 0.0
+    copied_byte: float = 0.0
+    reduced_byte: float = 0.0
+    tcp_byte: float = 0.0
+    wake: float = 0.0
+    costs: Costs = DEFAULT_COSTS
+
+    @classmethod
+    def free(cls) -> Processors:
+        """Processors that take no time and are always there: the network alone."""
+        return cls()
+
+    @property
+    def is_free(self) -> bool:
+        """Whether communication takes them no time."""
+        return not any(
+            (self.operation, self.message, self.copied_byte, self.reduced_byte, self.tcp_byte)
+        )
+
+
+class _Host:
+    """Threads that share cores. Each of them runs at the same rate, so one clock of work done,
+    which goes at that rate, says when each is through."""
+
+    def __init__(self, cores: int, at: At) -> None:
+        self._cores = cores
+        self._at = at
+        self._running: list[tuple[float, int, Act]] = []  # a heap, by the clock at the end
+        self._order = count()
+        self._clock = 0.0
+        self._since = 0.0  # the moment of the clock
+        self._changes = 0
+
+    def run(self, seconds: float, now: float, act: Act) -> None:
+        """A thread wants a core for so long."""
+        self._go_on(now)
+        heapq.heappush(self._running, (self._clock + seconds, next(self._order), act))
+        self._plan(now)
+
+    def _rate(self) -> float:
+        return min(1.0, self._cores / len(self._running)) if self._cores else 1.0
+
+    def _go_on(self, now: float) -> None:
+        if self._running:
+            self._clock += (now - self._since) * self._rate()
+        self._since = now
+
+    def _plan(self, now: float) -> None:
+        self._changes += 1
+        if self._running:
+            left = max(0.0, self._running[0][0] - self._clock)
+            self._at(now + left / self._rate(), partial(self._end, self._changes))
+
+    def _end(self, change: int, now: float) -> None:
+        if change != self._changes:
+            return  # threads have come since, or are through
+        self._go_on(now)
+        clock, _, act = heapq.heappop(self._running)
+        self._clock = max(self._clock, clock)
+        self._plan(now)
+        act(now)
+
+
+@dataclass
+class _Driver:
+    """The thread that drives a rank's operations, with what it has to do: a heap, by urgency."""
+
+    todo: list[tuple[int, int, float, Act]]
+    is_awake: bool = False
+
+
+class Threads:
+    """The threads of all ranks. ``ranks_per_host``: that share the cores."""
+
+    def __init__(self, processors: Processors, world: int, ranks_per_host: int, at: At) -> None:
+        self.world = world
+        self._processors = processors
+        self._at = at
+        self._order = count()
+        together = processors.ranks or ranks_per_host
+        hosts = [_Host(processors.cores, at) for _ in range((world - 1) // together + 1)]
+        self._host_of = [hosts[rank // together] for rank in range(world)]
+        self._drivers = [_Driver([]) for _ in range(world)]
+
+    def compute(self, rank: int, seconds: float, busy: float, now: float, act: Act) -> None:
+        """The program computes, and needs a core for a part of the time."""
+        if not self._processors.cores or not busy or not seconds:
+            self._at(now + seconds, act)
+            return
+        rest = seconds * (1 - busy)
+        then = act if not rest else lambda moment: self._at(moment + rest, act)
+        self._host_of[rank].run(seconds * busy, now, then)
+
+    def work(
+        self, rank: int, seconds: float, priority: int, now: float, act: Act, is_timed: bool = False
+    ) -> None:
+        """The thread that drives a rank's operations works; the most urgent first. ``is_timed``: it
+        has known when."""
+        if not seconds:
+            act(now)
+            return
+        driver = self._drivers[rank]
+        heapq.heappush(driver.todo, (-priority, next(self._order), seconds, act))
+        if not driver.is_awake:
+            driver.is_awake = True
+            wakes = now if is_timed else now + self._processors.wake
+            self._at(wakes, partial(self._next, rank))
+
+    def _next(self, rank: int, now: float) -> None:
+        driver = self._drivers[rank]
+        if not driver.todo:
+            driver.is_awake = False
+            return
+        _, _, seconds, act = heapq.heappop(driver.todo)
+
+        def is_through(moment: float) -> None:
+            act(moment)
+            self._at(moment, partial(self._next, rank))
+
+        self._host_of[rank].run(seconds, now, is_through)

@@ -1,0 +1,121 @@
+"""What communication costs processors, and how threads share cores."""
+
+import pytest
+
+from dpcore.base.link import Speed
+from dpcore.tools.simulate import Links, Network, NetworkOperation, Processors
+
+GBIT = Speed(1.25e8, 50e-6)
+MB = 1_000_000
+COSTS = Processors(operation=20e-6, message=2e-6, copied_byte=1e-10, reduced_byte=2e-10, wake=10e-6)
+
+
+def computed(processors, jobs, ranks_per_host=2, world=2):
+    """When each (rank, moment, seconds, busy) of computation ends."""
+    network = Network(world, Links(GBIT, ranks_per_host=ranks_per_host), processors=processors)
+    ends = {}
+    for number, (rank, moment, seconds, busy) in enumerate(jobs):
+        network.at(
+            moment,
+            lambda now, rank=rank, seconds=seconds, busy=busy, number=number: network.compute(
+                rank, seconds, now, lambda end: ends.update({number: end}), busy
+            ),
+        )
+    network.go_on()
+    return [ends[number] for number in range(len(jobs))]
+
+
+def test_threads_share_the_cores_of_their_host_evenly():
+    both = [(0, 0.0, 1.0, 1.0), (1, 0.0, 1.0, 1.0)]
+    assert computed(Processors(cores=2), both) == pytest.approx([1.0, 1.0])
+    assert computed(Processors(cores=1), both) == pytest.approx([2.0, 2.0])
+    assert computed(Processors(cores=1), both, ranks_per_host=1) == pytest.approx([1.0, 1.0])
+    assert computed(Processors(cores=1, ranks=2), both, ranks_per_host=1) == [2.0, 2.0]
+    # The second comes when the first is half through, and has half of the core until it ends.
+    late = [(0, 0.0, 1.0, 1.0), (1, 0.5, 1.0, 1.0)]
+    assert computed(Processors(cores=1), late) == pytest.approx([1.5, 2.0])
+
+
+def test_layers_that_sleep_need_no_core():
+    sleeping = [(0, 0.0, 1.0, 0.0), (1, 0.0, 1.0, 1.0)]
+    assert computed(Processors(cores=1), sleeping) == pytest.approx([1.0, 1.0])
+    half = [(0, 0.0, 1.0, 0.5), (1, 0.0, 1.0, 1.0)]
+    assert computed(Processors(cores=1), half) == pytest.approx([1.5, 1.5])
+
+
+def seconds_of(links, nbytes, processors, world=2, algorithm="auto", priority=(0,), at=(0.0,)):
+    operations = [
+        NetworkOperation(nbytes, [moment] * world, one)
+        for one, moment in zip(priority, at, strict=True)
+    ]
+    Network(world, links, algorithm, processors).run(operations)
+    return [max(operation.finished) for operation in operations]
+
+
+def test_operations_in_memory_cost_processors_only():
+    """Each of N ranks adds and writes (N-1)/N of the bytes."""
+    memory = Links.memory()
+    for world in (2, 4):
+        (seconds,) = seconds_of(memory, 8 * MB, COSTS, world)
+        share = (world - 1) / world * 8 * MB
+        assert seconds == pytest.approx(share * 3e-10 + 40e-6)
+        assert seconds_of(memory, 8 * MB, Processors.free(), world) == [0.0]
+    (small,) = seconds_of(memory, 1000, COSTS)
+    assert small == pytest.approx(20e-6 + 2 * 10e-6, rel=0.1)  # entering, and waking twice
+    (crowded,) = seconds_of(memory, 8 * MB, Processors(**{**vars(COSTS), "cores": 1}), 2)
+    assert crowded == pytest.approx(2 * 4 * MB * 3e-10, rel=0.05)
+
+
+def test_a_ring_in_memory_sends_messages():
+    (ring,) = seconds_of(Links.memory(), 8 * MB, COSTS, 4, "ring")
+    (fused,) = seconds_of(Links.memory(), 8 * MB, COSTS, 4, "two_shot")
+    assert ring > 1.2 * fused
+
+
+def test_links_hide_what_is_cheaper_than_they_are():
+    """Over a slow link, processors work while the card sends; over a fast one they are what takes
+    time."""
+    for world in (2, 4):
+        (free,) = seconds_of(Links.of(GBIT), 8 * MB, Processors.free(), world)
+        (costly,) = seconds_of(Links.of(GBIT), 8 * MB, COSTS, world)
+        assert free < costly < 1.02 * free
+    fast = Links.of(Speed(1e11, 1e-6))
+    # Each rank copies 8 MB, adds half of them and copies the other half to their place: 8 MB of
+    # messages that leave, and 8 MB that come.
+    (seconds,) = seconds_of(fast, 8 * MB, COSTS)
+    messages = 2 * 8 * MB / (64 << 10) * 2e-6
+    assert seconds == pytest.approx(8 * MB * 1e-10 + 4 * MB * 3e-10 + messages, rel=0.03)
+
+
+def test_computing_beside_an_operation_takes_longer():
+    """On one core; the operation takes it for as long as it works."""
+    work = COSTS.reduced_byte + COSTS.copied_byte
+    processors = Processors(**{**vars(COSTS), "cores": 1, "ranks": 1})
+    network = Network(2, Links.memory(), "auto", processors)
+    ends = []
+    for rank in range(2):
+        network.at(0.0, lambda now, rank=rank: network.compute(rank, 0.1, now, ends.append))
+    operation = NetworkOperation(80 * MB, [0.01, 0.01])
+    network.run([operation])
+    assert ends == pytest.approx([0.1 + 40 * MB * work + 20e-6] * 2, rel=1e-3)
+    assert operation.finished[0] == pytest.approx(0.01 + 2 * 40 * MB * work, rel=0.01)
+
+
+def test_an_urgent_operation_overtakes_between_two_segments():
+    first, urgent = seconds_of(Links.memory(), 80 * MB, COSTS, priority=(0, 1), at=(0.0, 1e-3))
+    assert urgent < first
+    assert first == pytest.approx(2 * 40 * MB * 3e-10, rel=0.02)
+
+
+def test_64_operations_are_in_flight_and_the_next_one_waits():
+    link = Speed(1.25e8, 10e-3)
+    ends = seconds_of(link, 1000, Processors.free(), priority=(0,) * 66, at=(0.0,) * 66)
+    assert max(ends[:64]) < 1.1 * ends[0]
+    assert min(ends[64:]) == pytest.approx(2 * ends[0], rel=0.1)
+
+
+def test_small_data_travels_with_the_word_of_entry_over_tcp():
+    tcp = Links(GBIT, is_tcp=True)
+    assert seconds_of(tcp, 10_000, Processors.free()) == pytest.approx([50e-6 + 80e-6])
+    (large,) = seconds_of(tcp, 40_000, Processors.free())
+    assert large > 2 * 50e-6 + 20_000 / 1.25e8
