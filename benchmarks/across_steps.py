@@ -50,13 +50,14 @@ import dpcore as dp
 from benchmarks.harness.figures import ends
 from benchmarks.harness.options import script_parser
 from benchmarks.harness.shaped import on_hosts
+from benchmarks.harness.sleeping import SLEEPING
 from benchmarks.harness.torch_strategies import zero_optimizer
 from dpcore.base.link import parse_speed
 from dpcore.ddp.wrapper.launch_schedule import ACROSS_STEPS
 from dpcore.ddp.wrapper.needs import Needs
 from dpcore.tools import hosts as namespaces
 from dpcore.tools.compare.training.bare import on_gradient
-from dpcore.tools.compare.training.models import MODELS, Step
+from dpcore.tools.compare.training.models import MODELS
 from dpcore.tools.compare.training.ranks import OVER_DPCORE, beside_gloo, wrapped
 from dpcore.tools.ratios import in_turn, of_slowest_rank, paired
 from dpcore.tools.records import ROOT, keep, run_facts
@@ -71,55 +72,13 @@ CONTENDERS = (
 WARM_STEPS = 4
 
 
-class Nap(torch.autograd.Function):
-    """Takes time and no processor."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, forward_s: float, backward_s: float) -> torch.Tensor:
-        ctx.seconds = backward_s
-        time.sleep(forward_s)
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        time.sleep(ctx.seconds)
-        return gradients[0], None, None
-
-
-class SleepingLayer(nn.Module):
-    """Needs its weights first, and has their gradient last."""
-
-    def __init__(self, elements: int, forward_s: float, backward_s: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(elements))
-        self.seconds = forward_s, backward_s
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        made: torch.Tensor = Nap.apply(x + self.weight.mean(), *self.seconds)  # type: ignore[no-untyped-call]
-        return made
-
-
-def sleeping(forward_s: float = 0.008) -> tuple[nn.Module, Step]:
-    """12 layers of 1.6 MB that sleep 8 ms in forward and 8 ms in backward."""
-    layers = [SleepingLayer(390_000, forward_s, 0.008) for _ in range(12)]
-    return nn.Sequential(*layers), lambda model: model(torch.ones(4)).sum()
-
-
-def sleeping_short() -> tuple[nn.Module, Step]:
-    """4 ms in forward: at 1 Gbit/s, half of the communication takes longer than that."""
-    return sleeping(0.004)
-
-
-HERE = {"sleeping": sleeping, "sleeping_short": sleeping_short}
-
-
 class Contender:
     """A model of its own, its wrapper and its optimizer."""
 
     def __init__(self, name: str, model: str, comm: Any) -> None:
         self.name = name
         torch.manual_seed(0)
-        self.module, self.run = (HERE | MODELS)[model]()
+        self.module, self.run = (SLEEPING | MODELS)[model]()
         self.model: Any = self.module
         self.steps_in_backward = "zero overlap" in name
         if name.endswith("fsdp"):
@@ -182,7 +141,7 @@ def part_here(value: Any) -> Any:
 def seen_alone(model: str) -> dict[str, Any]:
     """On a rank, of a model that nobody has wrapped: what the bound is made of."""
     torch.manual_seed(0)
-    module, run = (HERE | MODELS)[model]()
+    module, run = (SLEEPING | MODELS)[model]()
     parameters = list(module.parameters())
     needs = Needs(module, parameters)
     needs.watch(lambda: run(module))
@@ -324,7 +283,7 @@ def run(place: str, model: str, options: argparse.Namespace) -> list[dict[str, A
 
 
 def checked(options: argparse.Namespace, complain: Callable[[str], Any]) -> None:
-    known = HERE | MODELS
+    known = SLEEPING | MODELS
     if unknown := [name for name in options.models.split(",") if name not in known]:
         complain(f"no model {', '.join(unknown)}; there are {', '.join(known)}")
     if ORACLE not in options.contenders.split(","):
