@@ -133,7 +133,7 @@ class Between(AsOne):
     (
         (Twice, Error, r"'Twice' launches \[0, 1\] as one, of which some are launched"),
         (Between, Error, r"'Between' launches \[0, 1\] as one; in order\(\) others come between"),
-        (Differs, Mismatch, r"launch 0 of the step: one rank sends buckets \[0, 1\], another one"),
+        (Differs, Mismatch, r"launch 0 of the step: one rank sends all_reduce of buckets \[0, 1\]"),
         (Forgets, Error, "'Forgets' has not launched bucket 1 by the end of backward"),
         (TooEarly, Error, "'TooEarly' launches bucket .* gradients are missing"),
     ),

@@ -8,8 +8,10 @@
     processors  what that costs processors, and how threads share their cores
     in_memory   operations among ranks that share memory: no message, only processors
     gradients   what a step computes, from a trace or a description
-    training    gradients become ready, a schedule sends them, somebody waits
-    rehearsal   the same with a ``LaunchSchedule`` of your own
+    ranks       steps one after the other: forward, backward, the optimizer, and a launch schedule
+    control     a step's buckets: what the schedule calls
+    heard, plan, turns   the schedule of a rank, what ranks have in common, a thread for each
+    training    from gradients, a link and a schedule to the time of a step
     command     ``dpcore simulate``
 
 It needs no compiled core. ``training`` says what it leaves out; a test and a committed table

@@ -14,7 +14,7 @@ from dpcore.base.markup import short
 from dpcore.base.user_code import loaded, names_code
 from dpcore.errors import Unsupported
 from dpcore.reference import algorithms_of
-from dpcore.reference.launches import CAPPED, SCHEDULES
+from dpcore.reference.launches import ACROSS_STEPS, CAPPED, SCHEDULES
 from dpcore.tools.argument_types import name_and_cap
 from dpcore.tools.simulate.gradients import Gradients, gradients_of
 from dpcore.tools.simulate.training import Prediction, predict
@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _schedule_and_cap(text: str) -> tuple[Any, float | None]:
-    name, cap = name_and_cap(text, SCHEDULES)
+    name, cap = name_and_cap(text, (*SCHEDULES, *ACROSS_STEPS))
     if cap == "auto":
         raise Unsupported(f"--schedule {text}: a prediction needs a size in MiB, such as {name}:25")
     return named_or_own(name), float(cap) if cap else None
@@ -56,16 +56,17 @@ def _schedule_and_cap(text: str) -> tuple[Any, float | None]:
 
 def _tell(work: Gradients, link: str, predictions: Sequence[Prediction]) -> None:
     nbytes = sum(work.sizes)
+    bound_ms = min(one.bound_ms for one in predictions)
     print(
         f"{len(work.sizes)} gradients of {nbytes / 2**20:.1f} MiB, {work.world} ranks, "
         f"link {link}. Forward and backward take at least "
         f"{short(work.compute_seconds * 1e3)} ms; with communication over this link no "
-        f"step is shorter than {short(predictions[0].bound_ms)} ms"
+        f"step is shorter than {short(bound_ms)} ms"
     )
-    _print_table(predictions, ", ".join(f"{cap / 2**20:g}" for cap in work.caps))
+    _print_table(predictions)
 
 
-def _print_table(predictions: Sequence[Prediction], caps_of_the_run: str) -> None:
+def _print_table(predictions: Sequence[Prediction]) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -78,7 +79,7 @@ def _print_table(predictions: Sequence[Prediction], caps_of_the_run: str) -> Non
         table.add_row(
             line.schedule,
             line.algorithm,
-            _caps_of(line, caps_of_the_run),
+            _caps_of(line),
             str(line.buckets),
             short(line.step_ms),
             short(line.exposed_ms),
@@ -87,10 +88,10 @@ def _print_table(predictions: Sequence[Prediction], caps_of_the_run: str) -> Non
     console.print(table)
 
 
-def _caps_of(line: Prediction, caps_of_the_run: str) -> str:
+def _caps_of(line: Prediction) -> str:
     if line.schedule in SCHEDULES and line.schedule not in CAPPED:
         return "–"
-    return caps_of_the_run if line.bucket_cap_mb is None else f"{line.bucket_cap_mb:g}"
+    return ", ".join(f"{cap:g}" for cap in line.caps_mb)
 
 
 def named_or_own(text: str) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,10 @@ class Gradients:
 
     ``ready[rank][gradient]``: after the begin of backward. ``backward``: how long it computes.
     ``caps``: bytes of the first bucket, the second, ... in the run that this is from; the last is
-    for all further.
+    for all further. ``modules``: the gradients of each, in the order of forward, and
+    ``begins[rank][module]``: after the begin of forward. Without them forward is taken to spend its
+    time as backward does, in the reverse order. ``update``: what the optimizer takes for all
+    parameters; without it, nothing.
     """
 
     sizes: list[int]
@@ -32,6 +36,21 @@ class Gradients:
     backward: list[float]
     ready: list[list[float]]
     caps: Sequence[int] = DEFAULT_CAPS
+    modules: Sequence[Sequence[int]] = ()
+    begins: Sequence[Sequence[float]] = ()
+    update: Sequence[float] = ()
+
+    def __post_init__(self) -> None:
+        if not self.modules:
+            order = sorted(range(len(self.sizes)), key=lambda gradient: -self.ready[0][gradient])
+            begins = [
+                _as_backward(order, ready, forward)
+                for ready, forward in zip(self.ready, self.forward, strict=True)
+            ]
+            object.__setattr__(self, "modules", [[gradient] for gradient in order])
+            object.__setattr__(self, "begins", begins)
+        if not self.update:
+            object.__setattr__(self, "update", [0.0] * len(self.forward))
 
     @property
     def world(self) -> int:
@@ -45,12 +64,25 @@ class Gradients:
             forward=[self.forward[r] for r in take],
             backward=[self.backward[r] for r in take],
             ready=[self.ready[r] for r in take],
+            begins=[self.begins[r] for r in take],
+            update=[self.update[r] for r in take],
         )
 
     @property
     def compute_seconds(self) -> float:
         """Forward and backward of the rank that takes longest."""
         return max(f + b for f, b in zip(self.forward, self.backward, strict=True))
+
+
+def _as_backward(order: Sequence[int], ready: Sequence[float], forward: float) -> list[float]:
+    """When forward begins with each gradient's parameter, if it takes the share of forward that the
+    gradient takes of backward."""
+    before = {}
+    last = 0.0
+    for gradient in sorted(order, key=ready.__getitem__):
+        before[gradient], last = ready[gradient] - last, ready[gradient]
+    ends = accumulate(before[gradient] for gradient in order)
+    return [forward * (end - before[g]) / (last or 1.0) for g, end in zip(order, ends, strict=True)]
 
 
 def gradients_of(path: Path, *more: Path) -> Gradients:

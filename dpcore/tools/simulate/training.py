@@ -1,37 +1,46 @@
-"""A step of data parallel training, predicted: gradients, buckets, launches, the wait at the end.
+"""A step of data parallel training, predicted: gradients, buckets, a schedule, all ranks' steps.
 
 Left out: that communication takes processors and memory bandwidth from the computation beside it,
 and what an operation costs a processor (some 20 us). So it is a bound that a run should come near
-where the link is what takes time, and says little about memory that ranks share.
+where the link is what takes time, and says little about memory that ranks share. An operation that
+is launched without ``background`` goes on by itself once its rank has begun to wait.
 """
 
 from __future__ import annotations
 
 import math
-import statistics
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from dpcore.base.link import Speed
 from dpcore.base.user_code import naming_the_line
 from dpcore.errors import Unsupported
 from dpcore.reference.buckets import plan_buckets
-from dpcore.reference.launches import SCHEDULES, caps_of
-from dpcore.tools.simulate.gradients import Gradients
+from dpcore.reference.launches import ACROSS_STEPS, SCHEDULES, make_launch_schedule
+from dpcore.tools.simulate.gradients import DEFAULT_CAPS, Gradients
+from dpcore.tools.simulate.heard import copies_for, name_of
 from dpcore.tools.simulate.links import Links
-from dpcore.tools.simulate.network import Network, NetworkOperation
-from dpcore.tools.simulate.rehearsal import copies_for, rehearse
+from dpcore.tools.simulate.network import Network
+from dpcore.tools.simulate.plan import Plan
+from dpcore.tools.simulate.ranks import Steps, run
 
+STEPS = 20
+_LAST = 5  # steps that count, after which a schedule has learned what it learns
+_CAPS_ACROSS_STEPS = (1 << 20,)  # of DataParallel
 _MOST_BYTES = 1 << 40
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """Milliseconds of a step, which is forward, backward and communication, of the rank that takes
-    longest. ``bound_ms``: no schedule is faster, since the first gradient has to be there before
-    the NIC has anything to do. ``bucket_cap_mb``: what was asked for, or None for the caps that
-    come with the gradients."""
+    """Milliseconds of a step in a long training, of the rank that takes longest: forward, backward,
+    the optimizer where its time is known, and communication. ``exposed_ms``: what ranks wait, in
+    the mean; ``waits`` has it by what they wait for. ``bound_ms``: no step is shorter, since the
+    first gradient has to be there before the NIC has anything to do, or, where communication goes
+    on under the next forward, since all bytes have to pass the NIC. ``bucket_cap_mb``: what was
+    asked for, or None for the caps that come with the gradients; ``caps_mb``: those of the buckets.
+    """
 
     schedule: str
     algorithm: str
@@ -40,6 +49,8 @@ class Prediction:
     step_ms: float
     exposed_ms: float
     bound_ms: float
+    waits: dict[str, float] = field(default_factory=dict)
+    caps_mb: list[float] = field(default_factory=list)
 
 
 def predict(
@@ -50,8 +61,8 @@ def predict(
     algorithm: str = "two_shot",
 ) -> Prediction:
     """The step of a schedule over a link: of one with a name, or of a ``dpcore.LaunchSchedule`` (a
-    class, or an object that every simulated rank gets a copy of). That one runs 20 steps, of which
-    the last counts.
+    class, or an object that every simulated rank gets a copy of), which may learn: it runs 20
+    steps, and the last ones count. One with a name runs until two steps take as long.
     Without ``bucket_cap_mb``, with the caps of the run that the gradients are from.
 
     >>> ready = [0.01 * i for i in range(1, 9)]
@@ -60,27 +71,41 @@ def predict(
     80.0
     """
     _check(work, bucket_cap_mb)
-    if isinstance(schedule, str):
-        name = schedule
-        buckets = _buckets(work, _caps(work, schedule, bucket_cap_mb))
-        ends = _ends(work, buckets, link, schedule, algorithm)
-    else:
-        of_ranks = copies_for(schedule, work.world)
-        name = type(of_ranks[0]).__name__
-        with naming_the_line(f"schedule {name!r}"):
-            buckets = _buckets(work, of_ranks[0].caps(_caps(work, "bucketed", bucket_cap_mb)))
-        ends = rehearse(work, buckets, of_ranks, link, algorithm)
-    computed = [f + b for f, b in zip(work.forward, work.backward, strict=True)]
-    exposed = [max(0.0, end - alone) for end, alone in zip(ends, computed, strict=True)]
+    named = isinstance(schedule, str)
+    name = schedule if named else name_of(schedule)
+    network = network_for(work, link, algorithm)
+    of_ranks = copies_for(_named(schedule) if named else schedule, network.ranks)
+    with naming_the_line(f"schedule {name!r}"):
+        across = "update" in of_ranks[0].phases()
+        caps = list(of_ranks[0].caps(_caps(work, across, bucket_cap_mb)))
+    plan = Plan(work.sizes, _buckets(work, caps, across), work.modules)
+    steps = run(work, plan, network, of_ranks, STEPS, until_steady=named)
+    last = 1 if len(steps[0].ends) < STEPS else _LAST
+    waits = _waits(steps, last)
     return Prediction(
         schedule=name,
         algorithm=algorithm,
         bucket_cap_mb=bucket_cap_mb,
-        buckets=len(buckets),
-        step_ms=round(max(ends) * 1e3, 3),
-        exposed_ms=round(statistics.mean(exposed) * 1e3, 3),
-        bound_ms=round(bound_seconds(work, link) * 1e3, 3),
+        buckets=len(plan.buckets),
+        step_ms=round(max(each.seconds(last) for each in steps) * 1e3, 3),
+        exposed_ms=round(sum(waits.values()), 3),
+        bound_ms=round(bound_seconds(work, link, across) * 1e3, 3),
+        waits={what: round(ms, 3) for what, ms in waits.items()},
+        caps_mb=[cap / (1 << 20) for cap in caps],
     )
+
+
+def network_for(work: Gradients, link: Speed | Links, algorithm: str) -> Network:
+    return Network(work.world, link, algorithm)
+
+
+def _waits(steps: Sequence[Steps], last: int) -> dict[str, float]:
+    """Milliseconds of a step that ranks wait, in the mean, by what they wait for."""
+    total: Counter[str] = Counter()
+    for rank in steps:
+        for waits in rank.waits[-last:]:
+            total.update(waits)
+    return {what: seconds * 1e3 / last / len(steps) for what, seconds in total.items()}
 
 
 def _check(work: Gradients, cap_mb: float | None) -> None:
@@ -94,55 +119,38 @@ def _check(work: Gradients, cap_mb: float | None) -> None:
         )
 
 
-def bound_seconds(work: Gradients, link: Speed | Links) -> float:
-    """Computing alone, or the time to the first gradient and all bytes at full bandwidth."""
+def bound_seconds(work: Gradients, link: Speed | Links, across: bool = False) -> float:
+    """Computing alone, or the time to the first gradient and all bytes at full bandwidth; if
+    communication goes on ``across`` steps, computing alone or all bytes."""
     computed = work.compute_seconds
     if work.world == 1:
         return computed
     first = max(f + min(r) for f, r in zip(work.forward, work.ready, strict=True))
-    return max(computed, first + Links.of(link).least_seconds(sum(work.sizes), work.world))
+    sending = Links.of(link).least_seconds(sum(work.sizes), work.world)
+    return max(computed, sending if across else first + sending)
 
 
-def _ends(
-    work: Gradients,
-    buckets: Sequence[Sequence[int]],
-    link: Speed | Links,
-    schedule: str,
-    algorithm: str,
-) -> list[float]:
-    """When each rank is through with backward and all buckets."""
-    ends = [f + b for f, b in zip(work.forward, work.backward, strict=True)]
-    operations = []
-    for number, bucket in enumerate(buckets):
-        ready = [
-            work.forward[rank] + max(work.ready[rank][gradient] for gradient in bucket)
-            for rank in range(work.world)
-        ]
-        nbytes = sum(work.sizes[gradient] for gradient in bucket)
-        is_late = schedule == "sequential"
-        operations.append(
-            NetworkOperation(nbytes, ends if is_late else ready, 0 if is_late else number)
-        )
-    if schedule == "oracle":
-        return ends
-    Network(work.world, link, algorithm).run(operations)
-    return [
-        max([ends[rank], *(operation.finished[rank] for operation in operations)])
-        for rank in range(work.world)
-    ]
-
-
-def _caps(work: Gradients, schedule: str, cap_mb: float | None) -> Sequence[int]:
-    if schedule not in SCHEDULES:
+def _named(schedule: str) -> Any:
+    if schedule not in (*SCHEDULES, *ACROSS_STEPS):
         raise Unsupported(
-            f"schedule {schedule!r}: choose from {', '.join(SCHEDULES)}, or give one of your own "
-            "as mine.py:MySchedule"
+            f"schedule {schedule!r}: choose from {', '.join((*SCHEDULES, *ACROSS_STEPS))}, or give "
+            "one of your own as mine.py:MySchedule"
         )
-    wanted = list(work.caps) if cap_mb is None else [int(cap_mb * (1 << 20))]
-    return caps_of(schedule, wanted)
+    return make_launch_schedule(schedule)
 
 
-def _buckets(work: Gradients, caps: Sequence[int]) -> list[list[int]]:
-    """As the reducer plans them after the first step: in the order of arrival on rank 0."""
+def _caps(work: Gradients, across: bool, cap_mb: float | None) -> Sequence[int]:
+    if cap_mb is not None:
+        return [int(cap_mb * (1 << 20))]
+    is_default = tuple(work.caps) == DEFAULT_CAPS
+    return list(_CAPS_ACROSS_STEPS if across and is_default else work.caps)
+
+
+def _buckets(work: Gradients, caps: Sequence[int], across: bool) -> list[list[int]]:
+    """As the reducer plans them after the first step: in the order of arrival on rank 0, or, where
+    forward waits for its modules, in the reverse of the order in which it needs them."""
     order = sorted(range(len(work.sizes)), key=lambda gradient: work.ready[0][gradient])
+    if across:
+        needed = dict.fromkeys(gradient for module in work.modules for gradient in module)
+        order = [*(gradient for gradient in order if gradient not in needed), *needed][::-1]
     return plan_buckets(work.sizes, work.kinds, order, caps)

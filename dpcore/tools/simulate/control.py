@@ -1,0 +1,332 @@
+"""The buckets of a simulated step: the twin of ``csrc/reducer/reducer_launch.cpp``.
+
+``Control`` is what a launch schedule calls: a ``LaunchControl`` as in a run, with the same errors.
+A bucket is launched in the common order of the ranks, awaited, and goes through its further phases:
+the second half of an all-reduce, the optimizer's update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+from dpcore.errors import Unsupported
+from dpcore.tools.simulate.heard import HeardSchedule
+from dpcore.tools.simulate.plan import Matching, Plan
+from dpcore.tools.simulate.turns import Flight, Turns
+
+_Request = tuple[tuple[int, ...], int, bool]  # buckets, priority, background
+
+
+class Control:
+    """Of one rank in one step. ``update_seconds``: what the optimizer takes for all parameters."""
+
+    def __init__(
+        self,
+        turns: Turns,
+        schedule: HeardSchedule,
+        plan: Plan,
+        matching: Matching,
+        number: int,
+        update_seconds: float,
+    ) -> None:
+        self._turns, self._schedule, self._plan = turns, schedule, plan
+        self._matching, self._number, self._update_seconds = matching, number, update_seconds
+        self._first, *self._later = schedule.phases
+        self.missing = [len(bucket) for bucket in plan.buckets]
+        self.first_gradient = 0.0  # the moment
+        self.backward_ends = self.in_forward = self.has_stepped = False
+        self._requested: dict[int, _Request] = {}
+        self._next = 0  # index in the order: all before it are launched or skipped
+        self._flights: dict[int, tuple[tuple[int, ...], Flight]] = {}  # by bucket: first phases
+        self._gathers: dict[int, Flight] = {}  # by bucket: launched, and nothing has waited
+        self._complete: set[int] = set()  # buckets whose first phase is over
+        self._at = [0] * len(plan.buckets)  # the phase of each bucket
+        self._unfinished = len(plan.buckets)
+        self._sent = 0  # operations of this step
+        self._undriven: list[Callable[[], None]] = []  # until this rank waits
+
+    # ---- what a schedule may ask ---------------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        return self._turns.rank
+
+    @property
+    def buckets(self) -> int:
+        return len(self._plan.buckets)
+
+    @property
+    def in_flight(self) -> int:
+        first = {id(flight): flight for _, flight in self._flights.values()}
+        return sum(not flight.is_over for flight in (*first.values(), *self._gathers.values()))
+
+    @property
+    def elapsed_ms(self) -> float:
+        return (self._turns.now - self.first_gradient) * 1e3
+
+    def bytes(self, bucket: int) -> int:
+        return self._plan.bytes[self._known(bucket)]
+
+    def is_complete(self, bucket: int) -> bool:
+        return self.missing[self._known(bucket)] == 0
+
+    def bucket_of(self, gradient: int) -> int | None:
+        return self._plan.bucket_of[gradient]
+
+    def gradients_of_module(self, module: int) -> list[int]:
+        return list(self._plan.modules[module])
+
+    def order_of_need(self) -> list[int]:
+        return self._plan.order_of_need
+
+    def next_phase(self, bucket: int) -> str | None:
+        at = self._at[self._known(bucket)]
+        return self._schedule.phases[at] if at <= len(self._later) else None
+
+    def is_over(self, bucket: int) -> bool:
+        if self._known(bucket) in self._gathers:
+            return self._gathers[bucket].is_over
+        is_there = bucket in self._flights and self._flights[bucket][1].is_over
+        return is_there or bucket in self._complete
+
+    def max_over_ranks(self, values: Sequence[float]) -> list[float]:
+        turns = self._turns
+        exchange = self._matching.exchange(turns.exchanges, values)
+        turns.exchanges += 1
+        flight = Flight(exchange.operation, self.rank)
+        turns.network.launch(exchange.operation, self.rank, turns.now)
+        turns.wait_for(flight, "max_over_ranks()")
+        return [max(each) for each in zip(*exchange.values, strict=True)]
+
+    # ---- launches ------------------------------------------------------------------------------
+
+    def launch(
+        self,
+        bucket: int | Sequence[int],
+        priority: int = 0,
+        background: bool = True,
+        algorithm: object = None,
+    ) -> None:
+        if algorithm is not None:
+            raise Unsupported("control.launch(algorithm=...) is not simulated; leave it out")
+        numbers = tuple(map(self._known, (bucket,) if isinstance(bucket, int) else bucket))
+        request = numbers, priority, background
+        if len(numbers) == 1 and (self._at[numbers[0]] > 0 or self._may_follow(numbers[0])):
+            self._launch_gather(request)
+            return
+        self._check_launch(numbers)
+        known = [number in self._requested or number in self._complete for number in numbers]
+        if any(known) and not all(known):
+            raise self._schedule.error(
+                f"launches {list(numbers)} as one, of which some are launched"
+            )
+        if not any(known):
+            self._requested.update(dict.fromkeys(numbers, request))
+            self._launch_in_order()
+
+    def skip(self, bucket: int) -> None:
+        if self._schedule.is_exact:
+            raise self._schedule.error(
+                f"skips bucket {bucket}, whose gradients then stay each rank's own, though its "
+                "is_exact() says that gradients are averaged; launch the bucket, or return False "
+                "from is_exact()"
+            )
+        if self._known(bucket) not in self._complete and bucket not in self._requested:
+            self._complete.add(bucket)
+            self._enter(bucket, len(self._later) + 1)
+            self._launch_in_order()
+
+    def _check_launch(self, numbers: tuple[int, ...]) -> None:
+        def refuse(why: str) -> None:
+            raise self._schedule.error(f"launches {list(numbers)} as one; {why}")
+
+        if not numbers or numbers != tuple(range(numbers[0], numbers[0] + len(numbers))):
+            refuse("only neighbours can go together")
+        for number in numbers:
+            if self.missing[number]:
+                raise self._schedule.error(
+                    f"launches bucket {number}, of which {self.missing[number]} gradients are "
+                    "missing; launch it after bucket_ready, or ask is_complete()"
+                )
+        order = self._schedule.order
+        begin = min(map(order.index, numbers))
+        if set(order[begin : begin + len(numbers)]) != set(numbers):
+            refuse("in order() others come between")
+        if len(numbers) > 1 and self._first == "reduce_scatter":
+            refuse("in its phases each bucket is scattered by itself")
+
+    def _launch_in_order(self) -> None:
+        order = self._schedule.order
+        while self._next < len(order):
+            bucket = order[self._next]
+            if bucket in self._requested:
+                self._make_room()
+                request = self._requested[bucket]
+                flight = self._send(self._first, request)
+                self._flights.update(dict.fromkeys(request[0], (request[0], flight)))
+                self._next += len(request[0])
+            elif bucket in self._complete:
+                self._next += 1
+            else:
+                return
+
+    def _make_room(self) -> None:
+        """A launch waits for the bucket that used its memory before."""
+        before = self._next - self._schedule.whole_buckets
+        if self._schedule.whole_buckets and before >= 0:
+            self.wait(self._schedule.order[before])
+
+    def _may_follow(self, bucket: int) -> bool:
+        is_launched = bucket in self._flights and bucket not in self._complete
+        return self.backward_ends and self._later[:1] == ["all_gather"] and is_launched
+
+    def _launch_gather(self, request: _Request) -> None:
+        ((bucket,), _, _) = request
+        if self.next_phase(bucket) is None or bucket in self._gathers:
+            return
+        follows = self._may_follow(bucket)
+        if not follows and self.next_phase(bucket) != "all_gather":
+            raise self._schedule.error(
+                f"launches bucket {bucket}, whose next phase is update: call control.update()"
+            )
+        if self.in_forward:
+            raise self._schedule.error(
+                f"launches bucket {bucket} in forward_begin, where ranks may differ in the modules "
+                "that they run; launch it in bucket_ready, backward_end or optimizer_step"
+            )
+        after = self._flights[bucket][1] if follows else None
+        self._gathers[bucket] = self._send("all_gather", request, after)
+
+    def _send(self, collective: str, request: _Request, after: Flight | None = None) -> Flight:
+        """``after``: it begins when that is over."""
+        operation = self._matching.operation(self._number, self._sent, collective, *request)
+        self._sent += 1
+        begin = partial(self._turns.network.launch, operation, self.rank)
+
+        def drive() -> None:
+            if after is None or after.is_over:
+                begin(self._turns.now)
+            else:
+                after.then(begin)
+
+        flight = Flight(operation, self.rank)
+        if operation.background:
+            drive()
+        else:
+            self._undriven.append(drive)
+        return flight
+
+    # ---- waits ---------------------------------------------------------------------------------
+
+    def wait(self, bucket: int) -> None:
+        """Returns when its gradients are averages, or its current phase is over."""
+        if self._known(bucket) not in self._complete:
+            if bucket not in self._flights:
+                raise self._schedule.error(
+                    f"waits for bucket {bucket}, which is not launched, or comes after one in "
+                    "order() that is not"
+                )
+            self._finish_first(*self._flights[bucket])
+        if bucket in self._gathers:
+            self._wait_for(self._gathers[bucket], "all_gather", (bucket,))
+            del self._gathers[bucket]
+            if not self._schedule.updates_parts:
+                self._schedule.tell("bucket_complete", self, bucket)
+            self._enter(bucket, self._at[bucket] + 1)
+
+    def wait_for_all(self) -> None:
+        for bucket in self._schedule.order:
+            self.wait(bucket)
+
+    def _finish_first(self, numbers: tuple[int, ...], flight: Flight) -> None:
+        self._wait_for(flight, self._first, numbers)
+        for number in numbers:
+            self._complete.add(number)
+            self._enter(number, 1)
+        if self._first == "all_reduce":
+            for number in numbers:
+                self._schedule.tell("bucket_complete", self, number)
+
+    def _wait_for(self, flight: Flight, collective: str, numbers: tuple[int, ...]) -> None:
+        for drive in self._undriven:
+            drive()
+        self._undriven.clear()
+        words = f"bucket{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+        self._turns.wait_for(flight, f"{collective} of {words}")
+
+    # ---- later phases --------------------------------------------------------------------------
+
+    def update(self, bucket: int | Iterable[int]) -> None:
+        """The optimizer's part, in one call of it."""
+        if not self._later:
+            raise self._schedule.error(
+                "calls update(), though its phases have no update; the program steps by itself"
+            )
+        asked = [bucket] if isinstance(bucket, int) else list(dict.fromkeys(bucket))
+        updated = [b for b in asked if self.has_stepped and not self._has_updated(b)]
+        for number in updated:
+            if self.next_phase(number) != "update":
+                raise self._schedule.error(
+                    f"updates bucket {number} before its {self.next_phase(number)} is over; wait "
+                    "for the bucket first"
+                )
+        share = sum(self._plan.bytes[b] for b in updated) / max(1, sum(self._plan.bytes))
+        if self._schedule.updates_parts:
+            share /= self._turns.network.world
+        self._turns.compute(self._update_seconds * share)
+        for number in updated:
+            self._enter(number, self._at[number] + 1)
+
+    def _has_updated(self, bucket: int) -> bool:
+        return "update" in self._schedule.phases[: self._at[self._known(bucket)]]
+
+    def _enter(self, bucket: int, phase: int) -> None:
+        self._at[bucket] = phase
+        self._unfinished -= phase > len(self._later)
+
+    def _known(self, bucket: int) -> int:
+        if not 0 <= bucket < self.buckets:
+            raise IndexError(
+                f"there is no bucket {bucket}: control.buckets is {self.buckets}, and they are "
+                "numbered from 0"
+            )
+        return bucket
+
+    # ---- what the rank asks --------------------------------------------------------------------
+
+    @property
+    def is_in_flight(self) -> bool:
+        """Whether a bucket has not left its last phase."""
+        return self._unfinished > 0
+
+    def notice_complete(self) -> None:
+        """Tells the schedule of buckets that became averages while backward went on."""
+        for bucket, (_, flight) in list(self._flights.items()):
+            if bucket not in self._complete and flight.is_over:
+                self.wait(bucket)
+
+    def check_all_launched(self) -> None:
+        if self._next < self.buckets:
+            raise self._schedule.error(
+                f"has not launched bucket {self._schedule.order[self._next]} by the end of "
+                "backward; launch or skip every bucket"
+            )
+
+    def check_all_gathered(self) -> None:
+        for bucket in range(self.buckets):
+            if self.next_phase(bucket) is not None and bucket not in self._gathers:
+                raise self._schedule.error(
+                    f"has not launched all_gather of bucket {bucket} by the end of optimizer_step"
+                )
+
+    def finish(self, buckets: Iterable[int]) -> None:
+        """Brings these buckets to the end of their phases."""
+        for bucket in buckets:
+            self.wait(bucket)
+            while (phase := self.next_phase(bucket)) is not None:
+                if phase != "update":
+                    raise self._schedule.error(
+                        f"has not launched the next phase of bucket {bucket}, {phase}"
+                    )
+                self.update(bucket)
