@@ -143,6 +143,23 @@ def test_mistakes_are_told_as_in_a_run(schedule, kind, message):
         predict(work(2), LINKS[0], schedule, 1)
 
 
+class ByItsSize(Sequential):
+    """Small buckets in one step, large ones in two."""
+
+    def backward_end(self, control):
+        for bucket in range(control.buckets):
+            is_small = control.bytes(bucket) < 1000
+            control.launch(bucket, algorithm="one_shot" if is_small else None)
+
+
+def test_each_bucket_may_have_an_algorithm():
+    slow = Speed(1.25e8, 10e-3)
+    small = Gradients([100], [0], [0.0], [0.01], [[0.01]]).on(2)
+    large = Gradients([1000], [0], [0.0], [0.01], [[0.01]]).on(2)
+    assert predict(small, slow, ByItsSize).step_ms == pytest.approx(10 + 2 * 10, rel=0.01)
+    assert predict(large, slow, ByItsSize).step_ms == pytest.approx(10 + 3 * 10, rel=0.01)
+
+
 @pytest.mark.parametrize("name", ["Window", "Adaptive", "Merging"])
 def test_the_command_takes_a_file(name, tmp_path, capsys):
     run = write_trace(tmp_path / "run.json")

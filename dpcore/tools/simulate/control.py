@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import Any
 
-from dpcore.errors import Unsupported
 from dpcore.tools.simulate.heard import HeardSchedule
 from dpcore.tools.simulate.plan import Matching, Plan
 from dpcore.tools.simulate.turns import Flight, Turns
 
-_Request = tuple[tuple[int, ...], int, bool]  # buckets, priority, background
+_Request = tuple[tuple[int, ...], int, bool, Any]  # buckets, priority, background, algorithm
 
 
 class Control:
@@ -106,12 +106,10 @@ class Control:
         bucket: int | Sequence[int],
         priority: int = 0,
         background: bool = True,
-        algorithm: object = None,
+        algorithm: Any = None,
     ) -> None:
-        if algorithm is not None:
-            raise Unsupported("control.launch(algorithm=...) is not simulated; leave it out")
         numbers = tuple(map(self._known, (bucket,) if isinstance(bucket, int) else bucket))
-        request = numbers, priority, background
+        request = numbers, priority, background, algorithm
         if len(numbers) == 1 and (self._at[numbers[0]] > 0 or self._may_follow(numbers[0])):
             self._launch_gather(request)
             return
@@ -182,7 +180,7 @@ class Control:
         return self.backward_ends and self._later[:1] == ["all_gather"] and is_launched
 
     def _launch_gather(self, request: _Request) -> None:
-        ((bucket,), _, _) = request
+        ((bucket,), *_) = request
         if self.next_phase(bucket) is None or bucket in self._gathers:
             return
         follows = self._may_follow(bucket)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
+from dpcore.base.own_algorithm import OwnAlgorithm, is_own
 from dpcore.errors import Mismatch
 from dpcore.tools.simulate.network import NetworkOperation
 
@@ -66,10 +68,15 @@ class Matching:
         buckets: tuple[int, ...],
         priority: int,
         background: bool,
+        algorithm: Any,
     ) -> NetworkOperation:
         said = f"{collective} of buckets {list(buckets)}"
+        if algorithm is not None:
+            said += f" by {OwnAlgorithm(algorithm).name if is_own(algorithm) else algorithm}"
         nbytes = sum(self._plan.bytes[bucket] for bucket in buckets)
-        operation = NetworkOperation(nbytes, [], priority, collective, background)
+        operation = NetworkOperation(
+            nbytes, [], priority, collective, background, algorithm=algorithm
+        )
         first, operation = self._launched.setdefault((step, number), (said, operation))
         if first != said:
             raise Mismatch(
