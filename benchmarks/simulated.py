@@ -1,143 +1,171 @@
 """Does the simulator say what a run takes? `python -m benchmarks.simulated`
 
-Two ranks over emulated links, every schedule of launches, steps in turn. The simulator is told the
-times at which gradients got ready in the run of `sequential`, where nothing runs beside backward,
-and predicts all others.
+Each *column* is a model on some ranks over a network, and each of its *cells* a way to train it
+there. All cells of a column take turns in the same processes with `oracle`, which communicates
+nothing. What the simulator is told comes from `oracle` alone: a trace of some of its steps, and how
+long its steps took in the same minutes. It then predicts all cells.
 
-    pauses       layers that sleep in backward: nothing but the links takes time
-    transformer  a real model: what communication costs processors is on top of the prediction
+    host             ranks of this machine, over mapped memory
+    1gbit,50us       ranks of this machine, over a link that dpcore emulates
+    shaped 1gbit     a network namespace for each rank, whose card the kernel shapes; real TCP
+
+Layers that sleep take no processor, so that two cores hold eight ranks; the other models compute.
+A step is zero_grad, forward, backward and an AdamW step, of the slowest rank. A cell counts if two
+halves of its run, each divided by its own `oracle`, differ by at most 2%: a prediction can't be
+held to a figure that does not hold itself. COLUMNS lists all cells, in harness/simulated_cells.py.
 """
 
 from __future__ import annotations
 
+import argparse
+import os
 import statistics
+import sys
 import tempfile
 import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 import dpcore as dp
+from benchmarks.across_steps import ORACLE, WARM_STEPS, Contender, turn
 from benchmarks.harness.options import script_parser
+from benchmarks.harness.shaped import on_hosts
+from benchmarks.harness.simulated_cells import COLUMNS, Column, judged
 from dpcore.base.link import parse_speed
-from dpcore.tools import argument_types as types
-from dpcore.tools.compare.training.models import MODELS
+from dpcore.tools import hosts as namespaces
+from dpcore.tools.compare.training.ranks import beside_gloo
 from dpcore.tools.ratios import in_turn, of_slowest_rank
 from dpcore.tools.records import ROOT, keep, run_facts
-from dpcore.tools.simulate import gradients_of, predict
+from dpcore.tools.simulate import gradients_of
 
-SCHEDULES = ("sequential", "bucketed", "per_parameter", "flat")
-CAP_MB = 1.0
-
-
-class Pause(torch.autograd.Function):
-    """Takes its time in backward, and no processor."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, seconds: float) -> torch.Tensor:
-        ctx.seconds = seconds
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
-        time.sleep(ctx.seconds)
-        return grads[0], None
+TRACED_STEPS = 8
 
 
-class Pauses(nn.Module):
-    """Layers of `mib` MiB, with a pause of `seconds` in front of each one's gradient."""
+class Local:
+    """Trains alone and averages parameters every few steps."""
 
-    def __init__(self, layers: int = 6, mib: float = 0.75, seconds: float = 0.01) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(
-            nn.Linear(256, int(mib * 1024), bias=False) for _ in range(layers)
-        )
-        self.seconds = seconds
+    def __init__(self, name: str, model: str, comm: Any) -> None:
+        self._plain = Contender(ORACLE, model, comm)
+        self.name = name
+        module = self._plain.model.module
+        self.every = int(name.rpartition(" ")[2])
+        self._averaging = dp.LocalSGD(module, self._plain.optimizer, self.every, comm=comm)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = Pause.apply(layer(x)[:, :256], self.seconds)
-        return x
+    def step(self) -> None:
+        with self._averaging:
+            for _ in range(self.every):
+                self._plain.step()
 
-
-def make(model: str) -> tuple[nn.Module, Any]:
-    if model == "pauses":
-        x = torch.randn(1, 256)
-        return Pauses(), lambda wrapped: wrapped(x).square().sum()
-    return MODELS[model]()
+    def end_turn(self) -> None:
+        """Nothing is in flight."""
 
 
-def measure(comm: Any, model: str, schedules: tuple[str, ...], steps: int, folder: str) -> Any:
-    """Seconds of the steps, by schedule; a trace of `sequential` is written into the folder."""
-    torch.manual_seed(0)
+def contender(name: str, model: str, comm: Any) -> Any:
+    return (Local if name.startswith("local") else Contender)(name, model, comm)
+
+
+@beside_gloo
+def measure(
+    comm: Any, model: str, contenders: Sequence[str], rounds: int, steps: int, folder: str
+) -> dict[str, Any]:
+    """On a rank: seconds per step, by contender and round, and of the optimizer's part. A trace of
+    `oracle` is written into the folder."""
     torch.set_num_threads(1)
-    times: dict[str, list[float]] = {name: [] for name in schedules}
-    runs = {}
-    for name in schedules:
-        module, forward = make(model)
-        wrapped = dp.DataParallel(module, comm=comm, schedule=name, bucket_cap_mb=CAP_MB)
-        runs[name] = (module, wrapped, forward)
-    for number in range(-2, steps):  # the first two build and rebuild buckets
-        for name in in_turn(schedules, number):
-            module, wrapped, forward = runs[name]
-            module.zero_grad()
+    made = [contender(name, model, comm) for name in contenders]
+    for one in made:
+        turn(one, comm, WARM_STEPS)
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for number in range(rounds):
+        for one in in_turn(made, number):
+            times[one.name].append(turn(one, comm, steps) / getattr(one, "every", 1))
+    oracle = next(one for one in made if one.name == ORACLE)
+    del made, one  # they would be in the trace as well
+    updates = []
+    with dp.trace(Path(folder) / "oracle.json", comm=comm):
+        for _ in range(TRACED_STEPS):
             comm.barrier()
+            oracle.optimizer.zero_grad()
+            torch.autograd.backward(oracle.run(oracle.model))
             begin = time.perf_counter()
-            forward(wrapped).backward()
-            if number >= 0:
-                times[name].append(time.perf_counter() - begin)
-    # Other models of this process would be in the trace as well.
-    module, wrapped, forward = runs["sequential"]
-    del runs
-    with dp.trace(Path(folder) / "sequential.json", comm=comm):
-        for _ in range(steps):
-            module.zero_grad()
-            comm.barrier()
-            forward(wrapped).backward()
-    return times
+            oracle.optimizer.step()
+            updates.append(time.perf_counter() - begin)
+    comm.barrier()
+    return {"times": times, "update_s": statistics.median(updates)}
 
 
-def compare(model: str, link: str, schedules: tuple[str, ...], steps: int) -> list[dict[str, Any]]:
-    """A record per schedule: predicted and measured milliseconds of a step."""
-    with tempfile.TemporaryDirectory() as folder:
-        measured = dp.spawn(
-            measure, 2, model, schedules, steps, folder, link=link, mode="threads", timeout=120
-        )
-        work = gradients_of(Path(folder) / "sequential.json")
-    lines = []
-    for name in schedules:
-        predicted = predict(work, parse_speed(link), name, CAP_MB)
-        of_slowest = [seconds * 1e3 for seconds in of_slowest_rank(t[name] for t in measured)]
-        line = {"model": model, "link": link, "schedule": name, "world": 2}
-        line |= {"predicted_ms": predicted.step_ms, "bound_ms": predicted.bound_ms}
-        line |= {"measured_ms": statistics.median(of_slowest), "least_ms": min(of_slowest)}
-        lines.append(line)
-    return lines
+def run(column: Column, rounds: int, steps: int) -> dict[str, Any]:
+    """Measures a column: its record."""
+    for library in ("GLOO", "DPCORE"):
+        os.environ.pop(f"{library}_SOCKET_IFNAME", None)
+    with tempfile.TemporaryDirectory(prefix="dpcore-") as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that oracle averages nothing
+        asked = {
+            "model": column.model, "contenders": [ORACLE, *column.contenders], "rounds": rounds,
+            "steps": steps, "folder": folder,
+        }  # fmt: skip
+        goodput: float | None = None
+        if rate := column.shaped_rate:
+            for library in ("GLOO", "DPCORE"):
+                os.environ[f"{library}_SOCKET_IFNAME"] = "eth0"  # the card of a namespace
+            bandwidth = parse_speed(rate).bytes_per_second
+            found, goodput = on_hosts(measure, column.world, rate, bandwidth, **asked)
+        else:
+            link = {} if column.is_host else {"link": column.place}
+            found = dp.spawn(measure, column.world, *asked.values(), timeout=600, **link)
+        work = gradients_of(Path(folder) / "oracle.json")
+    slowest = {
+        name: of_slowest_rank(one["times"][name] for one in found) for name in found[0]["times"]
+    }
+    return {
+        "place": column.place,
+        "world": column.world,
+        "model": column.model,
+        "goodput_bytes_per_s": goodput,
+        "work": {key: value for key, value in asdict(work).items() if key != "spread"},
+        "update_s": [one["update_s"] for one in found],
+        "rounds_s": slowest,
+    }
 
 
-def main() -> None:
+def chosen(options: argparse.Namespace) -> list[Column]:
+    def is_wanted(column: Column) -> bool:
+        asked = (options.places, options.models, options.worlds)
+        has = (column.place, column.model, str(column.world))
+        return all(not wish or one in wish.split(";") for wish, one in zip(asked, has, strict=True))
+
+    return [column for column in COLUMNS if is_wanted(column)]
+
+
+def main() -> int:
     made = script_parser(__doc__)
-    made.add_argument("--models", default="pauses,transformer", help="of %(default)s")
-    types.add(made, "--link", "100mbit,100us,1gbit,50us,10gbit,20us")
-    made.add_argument("--steps", type=int, default=7)
+    made.add_argument("--places", default="", help="of the columns, with ; between (default: all)")
+    made.add_argument("--models", default="", help="the same of models")
+    made.add_argument("--worlds", default="", help="the same of numbers of ranks")
+    made.add_argument("--rounds", type=int, default=8, help="in which all take turns")
+    made.add_argument("--steps-per-round", type=int, default=4, help="of a turn, after one more")
     made.add_argument("--records", type=Path, default=ROOT / "benchmarks/results/simulated.jsonl")
     options = made.parse_args()
-    facts = run_facts({"": {"torch": torch.__version__}}, {"steps": options.steps, "cap": CAP_MB})
-    print(f"{'model':14}{'link':18}{'schedule':16}{'predicted':>11}{'measured':>11}{'ratio':>8}")
-    for model in options.models.split(","):
-        for link in options.link:
-            lines = compare(model, link, SCHEDULES, options.steps)
-            for line in lines:
-                ratio = line["measured_ms"] / line["predicted_ms"]
-                print(
-                    f"{model:14}{line['link']:18}{line['schedule']:16}{line['predicted_ms']:>11.1f}"
-                    f"{line['measured_ms']:>11.1f}{ratio:>8.2f}",
-                    flush=True,
-                )
-            keep(options.records, facts, lines)
+    columns = chosen(options)
+    if any(column.shaped_rate for column in columns) and (reason := namespaces.why_not()):
+        print(f"simulated: {reason}", file=sys.stderr)
+        return 1
+    facts = run_facts(
+        {"": {"torch": torch.__version__}},
+        {"rounds": options.rounds, "steps": options.steps_per_round},
+    )
+    for column in columns:
+        record = run(column, options.rounds, options.steps_per_round)
+        keep(options.records, facts, [record])
+        print(f"{column.place}, {column.world} ranks, {column.model}")
+        for cell in judged(record):
+            print(f"  {cell}", flush=True)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

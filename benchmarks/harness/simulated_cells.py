@@ -1,0 +1,147 @@
+"""The cells of `benchmarks.simulated`, what is predicted of each from its record, and by how much
+that is off."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dpcore.base.link import Speed, parse_speed
+from dpcore.tools.simulate import Gradients, predict
+from dpcore.tools.simulate.command import named_or_own
+
+ORACLE = "dpcore oracle"
+MOST_DIFFERENCE = 0.02  # between the halves of a cell that counts
+OWN = "dpcore examples/launch_schedules.py:Window 1"
+
+WITHIN = ("dpcore sequential 1", "dpcore bucketed 1", "dpcore bucketed 4")
+ACROSS = ("dpcore priority", "dpcore dear", "dpcore zero1")
+ALL = (*WITHIN, *ACROSS, OWN)
+
+
+@dataclass(frozen=True)
+class Column:
+    """``place``: "host", a link that is emulated, or "shaped RATE"."""
+
+    place: str
+    world: int
+    model: str
+    contenders: Sequence[str] = ALL
+
+    @property
+    def is_host(self) -> bool:
+        return self.place == "host"
+
+    @property
+    def shaped_rate(self) -> str:
+        return self.place.removeprefix("shaped ") if self.place.startswith("shaped ") else ""
+
+
+COLUMNS = (
+    Column("1gbit,50us", 2, "sleeping"),
+    Column("1gbit,50us", 2, "sleeping_short"),
+    Column("1gbit,50us", 2, "resnet18_shapes"),
+    Column("1gbit,50us", 2, "transformer"),
+    Column("10gbit,20us", 2, "resnet18_shapes"),
+    Column("10gbit,20us", 2, "transformer"),
+    Column("10gbit,20us", 2, "mlp", WITHIN),
+    Column("100mbit,100us", 2, "sleeping_light"),
+    Column("1gbit,50us", 4, "sleeping"),
+    Column("250mbit,50us", 4, "sleeping_light"),
+    Column("250mbit,50us", 8, "sleeping_light"),
+    Column("shaped 1gbit", 2, "sleeping"),
+    Column("shaped 1gbit", 2, "transformer"),
+    Column("shaped 100mbit", 2, "sleeping_light"),
+    Column("shaped 1gbit", 4, "sleeping"),
+    Column("host", 2, "sleeping"),
+    Column("host", 2, "transformer"),
+    Column("host", 2, "mlp", WITHIN),
+    Column("host", 4, "sleeping_light"),
+)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Milliseconds of a step, and the prediction divided by what was measured, less 1.
+    ``difference``: of the halves of its run, each divided by its own ``oracle``."""
+
+    place: str
+    world: int
+    model: str
+    contender: str
+    alone_ms: float
+    measured_ms: float
+    predicted_ms: float
+    difference: float
+
+    @property
+    def error(self) -> float:
+        return self.predicted_ms / self.measured_ms - 1
+
+    @property
+    def counts(self) -> bool:
+        return self.difference <= MOST_DIFFERENCE
+
+    def __str__(self) -> str:
+        return (
+            f"{self.contender.removeprefix('dpcore '):42}{self.measured_ms:9.2f} ms, predicted "
+            f"{self.predicted_ms:9.2f} ms, {self.error:+7.1%}, halves differ by "
+            f"{self.difference:.1%}{'' if self.counts else ': does not count'}"
+        )
+
+
+def judged(record: dict[str, Any]) -> list[Cell]:
+    """The cells of a column's record, predicted anew."""
+    rounds = record["rounds_s"]
+    alone = statistics.median(rounds[ORACLE])
+    return [
+        Cell(
+            record["place"], record["world"], record["model"], name, alone * 1e3,
+            statistics.median(times) * 1e3, predicted_seconds(record, name) * 1e3,
+            difference_of_halves(times, rounds[ORACLE]),
+        )
+        for name, times in rounds.items()
+        if name != ORACLE
+    ]  # fmt: skip
+
+
+def difference_of_halves(times: Sequence[float], alone: Sequence[float]) -> float:
+    """Of the first rounds and the last, as a part of their mean."""
+    half = len(times) // 2
+    first = statistics.median(times[:half]) / statistics.median(alone[:half])
+    last = statistics.median(times[half:]) / statistics.median(alone[half:])
+    return abs(first - last) / ((first + last) / 2)
+
+
+def predicted_seconds(record: dict[str, Any], contender: str) -> float:
+    kind, cap = contender.removeprefix("dpcore "), 1.0
+    if kind.rpartition(" ")[2].replace(".", "").isdigit():
+        kind, cap = kind.rpartition(" ")[0], float(kind.rpartition(" ")[2])
+    made = predict(work_of(record), link_of(record), named_or_own(kind), cap)
+    return made.step_ms * 1e-3
+
+
+def work_of(record: dict[str, Any]) -> Gradients:
+    """What was recorded of `oracle`, made as fast as its steps were in the measured rounds."""
+    work = Gradients(**record["work"])
+    work = replace(work, update=record["update_s"])
+    computed = max(map(sum, zip(work.forward, work.backward, work.update, strict=True)))
+    factor = statistics.median(record["rounds_s"][ORACLE]) / computed
+    return replace(
+        work,
+        forward=[seconds * factor for seconds in work.forward],
+        backward=[seconds * factor for seconds in work.backward],
+        update=[seconds * factor for seconds in work.update],
+        ready=[[seconds * factor for seconds in ready] for ready in work.ready],
+        begins=[[seconds * factor for seconds in begins] for begins in work.begins],
+    )
+
+
+def link_of(record: dict[str, Any]) -> Speed:
+    if record["place"] == "host":
+        return Speed()
+    if goodput := record["goodput_bytes_per_s"]:
+        return Speed(goodput)
+    return parse_speed(record["place"])

@@ -1,0 +1,79 @@
+"""The table of docs/simulator.md: each cell's prediction, made anew from its record."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from itertools import combinations
+from typing import Any
+
+from benchmarks.harness.figures import source
+from benchmarks.harness.simulated_cells import ALL, OWN, Cell, judged
+
+CLEAR = 0.05  # schedules of a column that differ by more have an order
+
+
+def table_of_simulated(records: list[dict[str, Any]]) -> str:
+    """A row a column of cells: by how much predictions are off."""
+    names = [_short(name) for name in ALL]
+    lines = [
+        f"| place | ranks | model | computing | {' | '.join(names)} |",
+        f"|---|---:|---|---:|{'---:|' * len(names)}",
+    ]
+    all_cells, pairs, wrong = [], 0, []
+    for record in records:
+        cells = {cell.contender: cell for cell in judged(record)}
+        all_cells += cells.values()
+        one = next(iter(cells.values()))
+        row = [_error(cells[name]) if name in cells else "" for name in ALL]
+        lines.append(
+            f"| {one.place} | {one.world} | {one.model} | {one.alone_ms:.0f} ms | "
+            f"{' | '.join(row)} |"
+        )
+        asked, false = orders(list(cells.values()))
+        pairs += asked
+        wrong += false
+    said = [said_of_errors(all_cells), said_of_orders(pairs, wrong)]
+    return "\n".join([*lines, "", *said, "", source("simulated", records, "../")]) + "\n"
+
+
+def _short(name: str) -> str:
+    return "own schedule" if name == OWN else name.removeprefix("dpcore ")
+
+
+def _error(cell: Cell) -> str:
+    return f"{cell.error:+.1%}" if cell.counts else f"({cell.error:+.1%})"
+
+
+def said_of_errors(cells: Sequence[Cell]) -> str:
+    counted = [abs(cell.error) for cell in cells if cell.counts]
+    if not counted:
+        return f"None of {len(cells)} cells counts."
+    worst = max((cell for cell in cells if cell.counts), key=lambda cell: abs(cell.error))
+    return (
+        f"Of {len(cells)} cells {len(counted)} count. Their errors have a median of "
+        f"{statistics.median(counted):.1%}; nine of ten are at most "
+        f"{sorted(counted)[int(0.9 * (len(counted) - 1))]:.1%}. The worst is {worst.error:+.1%}: "
+        f"{_short(worst.contender)}, {worst.model}, {worst.world} ranks, {worst.place}."
+    )
+
+
+def said_of_orders(pairs: int, wrong: Sequence[str]) -> str:
+    said = f"Of {pairs} pairs of schedules in a column that differ by more than {CLEAR:.0%}, "
+    if not wrong:
+        return said + "the order is right in all."
+    return said + f"the order is wrong in {len(wrong)}: {'; '.join(wrong)}."
+
+
+def orders(cells: Sequence[Cell]) -> tuple[int, list[str]]:
+    """How many pairs have an order, and in which the prediction has another one."""
+    asked, wrong = 0, []
+    for one, other in combinations([cell for cell in cells if cell.counts], 2):
+        if abs(one.measured_ms / other.measured_ms - 1) <= CLEAR:
+            continue
+        asked += 1
+        if (one.measured_ms < other.measured_ms) != (one.predicted_ms < other.predicted_ms):
+            wrong.append(
+                f"{_short(one.contender)} and {_short(other.contender)} ({one.model}, {one.place})"
+            )
+    return asked, wrong
