@@ -22,7 +22,6 @@ constexpr size_t kLinesPerDigest = 40;  // about, as long as that is at least ea
 constexpr size_t kMostParametersPerLine = 10;
 constexpr size_t kPieces = sizeof(Word) / sizeof(uint32_t);
 constexpr uint32_t kSameDataInARow = 4;
-constexpr int kUrgentWords = 1 << 30;
 
 // Which parameters a digest reads, and which line of each: others with each label.
 size_t parameters_per_line(size_t parameters, uint64_t label) {
@@ -255,9 +254,11 @@ void StepWords::gather(size_t slot, uint64_t layout) {
   const auto own = std::bit_cast<std::array<uint32_t, kPieces>>(words_->own);
   std::copy(own.begin(), own.end(), pieces + communicator_->rank() * kPieces);
   gathered_.copy_(here);
-  communicator_->start(
-      slot, gathered_,
-      {.op = ReduceOp::mean, .priority = kUrgentWords, .layout = layout, .background = false});
+  communicator_->start(slot, gathered_,
+                       {.op = ReduceOp::mean,
+                        .priority = BucketCall::kUrgent,
+                        .layout = layout,
+                        .background = false});
   communicator_->wait(slot);
   here.copy_(gathered_);
   for (size_t r = 0; r < world; ++r) {

@@ -47,9 +47,11 @@ class UsedMap {
     const at::Tensor here =
         at::from_blob(used_.data(), {static_cast<int64_t>(used_.size())}, at::kInt);
     used_anywhere_.copy_(here);
-    communicator_->start(
-        slot, used_anywhere_,
-        {.op = ReduceOp::sum, .priority = kUrgent, .layout = layout, .background = false});
+    communicator_->start(slot, used_anywhere_,
+                         {.op = ReduceOp::sum,
+                          .priority = BucketCall::kUrgent,
+                          .layout = layout,
+                          .background = false});
     communicator_->wait(slot);
     here.copy_(used_anywhere_);
   }
@@ -57,8 +59,6 @@ class UsedMap {
   const std::vector<int32_t>& counts() const { return used_; }
 
  private:
-  static constexpr int kUrgent = 1 << 30;  // the map is small, and all that follows depends on it
-
   std::shared_ptr<BucketCommunicator> communicator_;
   std::vector<uint8_t> accumulated_;  // since the last synchronised backward
   std::vector<int32_t> used_;         // whether this rank, then how many ranks had it

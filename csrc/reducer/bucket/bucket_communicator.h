@@ -26,6 +26,7 @@
 namespace dpcore {
 
 struct BucketCall {
+  static constexpr int kUrgent = 1 << 30;  // priority of what is small and all that follows needs
   // all_reduce; or, in place, reduce_scatter and all_gather: this rank's part stays where it lies.
   Collective collective = Collective::all_reduce;
   ReduceOp op = ReduceOp::mean;
