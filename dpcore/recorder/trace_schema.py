@@ -32,6 +32,9 @@ _SCHEDULE = Fields(
      "chunks": whole(1), "ordered": TRUTH},
     {"moves": ListOf(_MOVE)},
 )  # fmt: skip
+_MODULE = Fields(
+    {"gradients": ListOf(whole()), "begin": number(0, 1, "a share of forward, from 0 to 1")}
+)
 _BUCKET = Fields({"gradients": ListOf(whole()), "bytes": whole()}, {"dtype": TEXT})
 
 
@@ -41,14 +44,17 @@ def _numbers_agree(model: dict[str, Any]) -> str:
     sizes = model.get("parameter_bytes")
     if sizes is not None and len(sizes) != count:
         return f"has {len(sizes)} parameter_bytes for {count} parameters"
-    last = max((n for bucket in model["buckets"] for n in bucket["gradients"]), default=-1)
-    return f"has a bucket with gradient {last}, of {count} parameters" if last >= count else ""
+    for parts, part in ((model["buckets"], "bucket"), (model.get("modules", []), "module")):
+        last = max((n for each in parts for n in each["gradients"]), default=-1)
+        if last >= count:
+            return f"has a {part} with gradient {last}, of {count} parameters"
+    return ""
 
 
 _MODEL = Fields(
     {"parameters": ListOf(TEXT), "buckets": ListOf(_BUCKET)},
     {"number": whole(), "name": TEXT, "schedule": TEXT, "parameter_bytes": ListOf(whole()),
-     "bucket_caps": ListOf(whole())},
+     "bucket_caps": ListOf(whole()), "modules": ListOf(_MODULE)},
     _numbers_agree,
 )  # fmt: skip
 

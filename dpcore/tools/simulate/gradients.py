@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from dpcore.base.checked_json import Fields, ListOf, Unreadable, checking, number, whole
+from dpcore.recorder.intervals import union_of
 from dpcore.tools.show.buckets import described_model
 from dpcore.tools.show.figures import steps_of
 from dpcore.tools.show.reading import content_of, read_run
 from dpcore.tools.show.run import RankEvents
 
+PARTS = ("zero1", "zero2")  # schedules under which each rank updates a part of the parameters
 DEFAULT_CAPS = (1 << 20, 25 << 20)  # of DataParallel, and of traces that don't say any
 
 
@@ -27,7 +32,8 @@ class Gradients:
     for all further. ``modules``: the gradients of each, in the order of forward, and
     ``begins[rank][module]``: after the begin of forward. Without them forward is taken to spend its
     time as backward does, in the reverse order. ``update``: what the optimizer takes for all
-    parameters; without it, nothing.
+    parameters; without it, nothing. ``spread``: the same of each recorded step, where there are
+    several.
     """
 
     sizes: list[int]
@@ -39,6 +45,7 @@ class Gradients:
     modules: Sequence[Sequence[int]] = ()
     begins: Sequence[Sequence[float]] = ()
     update: Sequence[float] = ()
+    spread: tuple[Gradients, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.modules:
@@ -66,6 +73,7 @@ class Gradients:
             ready=[self.ready[r] for r in take],
             begins=[self.begins[r] for r in take],
             update=[self.update[r] for r in take],
+            spread=tuple(each.on(world) for each in self.spread),
         )
 
     @property
@@ -151,39 +159,81 @@ def _of_trace(path: Path, more: Sequence[Path]) -> Gradients:
     for bucket in model["buckets"]:
         for gradient in bucket["gradients"]:
             kinds[gradient] = types.index(bucket.get("dtype", ""))
-    forward, backward, ready = [], [], []
-    for rank in run.ranks:
-        times = _times_of(rank, count)
-        if times is None:
+    by_rank = [_steps_of(rank, count) for rank in run.ranks]
+    for rank, steps in zip(run.ranks, by_rank, strict=True):
+        if not steps:
             raise Unreadable(
                 f"{path}: rank {rank.rank} has no complete step with forward and backward"
             )
-        forward.append(times[0])
-        backward.append(times[1])
-        ready.append(times[2])
     caps = model.get("bucket_caps") or DEFAULT_CAPS
-    return Gradients(list(sizes), kinds, forward, backward, ready, caps)
+    modules = model.get("modules", [])
+
+    def made(times: Sequence[_Times], spread: tuple[Gradients, ...] = ()) -> Gradients:
+        return Gradients(
+            list(sizes), kinds, [t.forward for t in times], [t.backward for t in times],
+            [t.ready for t in times], caps,
+            modules=[module["gradients"] for module in modules],
+            begins=[[module["begin"] * t.forward for module in modules] for t in times],
+            update=[t.update * (_parts_of(model, run.world_size)) for t in times],
+            spread=spread,
+        )  # fmt: skip
+
+    together = list(zip(*by_rank, strict=False))
+    spread = tuple(map(made, together)) if len(together) > 1 else ()
+    return made([_least_of(steps) for steps in by_rank], spread)
 
 
-def _times_of(rank: RankEvents, count: int) -> tuple[float, float, list[float]] | None:
-    """The least over the steps: to the begin of backward, backward, each gradient. Other programs
-    and waits make a step longer and nothing makes it shorter, so this is a step that nothing has
-    disturbed, and no step of the trace computed in less."""
+def _parts_of(model: Mapping[str, Any], world: int) -> int:
+    """By how many ranks the optimizer's work was divided."""
+    return world if model.get("schedule") in PARTS else 1
+
+
+class _Times(NamedTuple):
+    """Of a rank in a step: until the begin of backward, backward, each gradient after that begin,
+    the optimizer; without what it waited."""
+
+    forward: float
+    backward: float
+    ready: list[float]
+    update: float
+
+
+def _steps_of(rank: RankEvents, count: int) -> list[_Times]:
     backwards = [event for event in rank.compute if event.name == "backward"]
-    to_backward, computing = [], []
-    arrivals: list[list[float]] = [[] for _ in range(count)]
+    updates = [event for event in rank.compute if event.name in ("update", "optimizer")]
+    elsewhere = union_of([*rank.exposed, *updates])
+
+    def clock(*moments: int) -> list[float]:
+        """The seconds that forward and backward have computed by then."""
+        times = np.array(moments, np.int64)
+        return [float(t) for t in (times - elsewhere.covered_until(times)) * 1e-9]
+
+    arrivals = [event.begin_ns for event in rank.ready]
+    ready = clock(*arrivals)
+    found = []
     for begin, end in steps_of(rank):
         inside = [event for event in backwards if begin <= event.begin_ns < end]
         if not inside:
             continue
         event = inside[-1]
-        to_backward.append((event.begin_ns - begin) * 1e-9)
-        computing.append((event.end_ns - event.begin_ns) * 1e-9)
-        for ready in rank.ready:
-            if event.begin_ns <= ready.begin_ns <= event.end_ns and ready.operation < count:
-                arrivals[ready.operation].append((ready.begin_ns - event.begin_ns) * 1e-9)
-    if not to_backward:
-        return None
-    end_of_all = min(computing)
-    times = [min(seen) if seen else end_of_all for seen in arrivals]
-    return min(to_backward), end_of_all, times
+        since, start, over = clock(begin, event.begin_ns, event.end_ns)
+        times = [over - start] * count
+        for at in range(
+            bisect_left(arrivals, event.begin_ns), bisect_right(arrivals, event.end_ns)
+        ):
+            if rank.ready[at].operation < count:
+                times[rank.ready[at].operation] = ready[at] - start
+        update = sum(each.ms * 1e-3 for each in updates if begin <= each.begin_ns < end)
+        found.append(_Times(start - since, over - start, times, update))
+    return found
+
+
+def _least_of(steps: Sequence[_Times]) -> _Times:
+    """Other programs and waits make a step longer and nothing makes it shorter, so this is a step
+    that nothing has disturbed, and no step of the trace computed in less."""
+    return _Times(
+        forward=min(step.forward for step in steps),
+        backward=min(step.backward for step in steps),
+        ready=[min(times) for times in zip(*(step.ready for step in steps), strict=True)],
+        update=min((step.update for step in steps if step.update > 0), default=0.0),
+    )

@@ -1,0 +1,123 @@
+"""What the simulator reads from records: each step, modules, the optimizer, and no waits."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import dpcore
+from dpcore.base.link import Speed
+from dpcore.errors import Error
+from dpcore.tools.simulate import gradients_of, predict
+from tests.show.profiles import GLOO
+from tests.show.traces import model_of, write_trace
+
+
+def edited(path, rank, **event):
+    """Adds an event of this rank, in milliseconds after the begin of the first forward."""
+    content = json.loads(path.read_text())
+    begin = min(e["ts"] for e in content["traceEvents"] if e["name"] == "forward")
+    begin_ms, end_ms = event.pop("ms")
+    content["traceEvents"].append(
+        {"ph": "X", "pid": rank, "tid": 1, "ts": begin + begin_ms * 1e3,
+         "dur": (end_ms - begin_ms) * 1e3, **event}
+    )  # fmt: skip
+    path.write_text(json.dumps(content))
+
+
+def test_each_step_is_kept_beside_the_least(tmp_path):
+    path = write_trace(tmp_path / "run.json")
+    content = json.loads(path.read_text())
+    forwards = [e for e in content["traceEvents"] if e["name"] == "forward" and e["pid"] == 1]
+    for early, event in enumerate(sorted(forwards, key=lambda event: event["ts"])):
+        event["ts"] -= 1000 * early
+    path.write_text(json.dumps(content))
+    work = gradients_of(path)
+    assert work.forward == pytest.approx([6e-3, 6e-3])
+    assert [step.forward[0] for step in work.spread] == pytest.approx([6e-3] * 3)
+    assert [step.forward[1] for step in work.spread] == pytest.approx([6e-3, 7e-3, 8e-3])
+    assert [step.ready[1] for step in work.spread] == [pytest.approx(work.ready[1])] * 3
+    assert [step.world for step in work.on(5).spread] == [5, 5, 5]
+    link = Speed(1e12)
+    taken = [predict(step, link, "sequential").step_ms for step in work.spread]
+    assert taken == pytest.approx([14, 15, 16], rel=0.01)
+    assert gradients_of(write_trace(tmp_path / "one.json", steps=1)).spread == ()
+
+
+def test_waits_and_updates_within_forward_are_not_computed(tmp_path):
+    """Forward takes 6 ms, of which it waits 2 and updates 1; backward 8, of which it waits 2."""
+    path = write_trace(tmp_path / "run.json", ranks=1, steps=1)
+    edited(path, 0, ms=(1, 3), cat="exposed", name="all_gather", args={"operation": 0, "bytes": 8})
+    edited(path, 0, ms=(4, 5), cat="compute", name="update")
+    edited(path, 0, ms=(9, 11), cat="exposed", name="all_gather", args={"operation": 0, "bytes": 8})
+    work = gradients_of(path)
+    assert work.forward == pytest.approx([3e-3])
+    assert work.backward == pytest.approx([6e-3])
+    assert work.ready[0] == pytest.approx([2e-3, 3e-3, 4e-3, 6e-3])
+    assert work.update == pytest.approx([1e-3])
+
+
+def test_an_update_of_parts_is_one_of_all_on_one_rank(tmp_path):
+    models = [{**model_of(2), "schedule": "zero1"}]
+    path = write_trace(tmp_path / "run.json", ranks=2, steps=1, models=models)
+    for rank in range(2):
+        edited(path, rank, ms=(15, 16), cat="compute", name="update")
+    assert gradients_of(path).update == pytest.approx([2e-3, 2e-3])
+
+
+def test_modules_of_a_trace(tmp_path):
+    modules = [{"gradients": [2, 3], "begin": 0.0}, {"gradients": [0, 1], "begin": 0.5}]
+    models = [{**model_of(2), "modules": modules}]
+    work = gradients_of(write_trace(tmp_path / "run.json", models=models))
+    assert work.modules == [[2, 3], [0, 1]]
+    assert work.begins == [pytest.approx([0, 3e-3])] * 2
+    wrong = [{**model_of(2), "modules": [{"gradients": [4], "begin": 0.0}]}]
+    with pytest.raises(Error, match="a module with gradient 4, of 4 parameters"):
+        gradients_of(write_trace(tmp_path / "wrong.json", models=wrong))
+
+
+def test_steps_of_torchs_own_profile():
+    work = gradients_of(*GLOO)
+    assert len(work.spread) == 3
+    assert all(0 < each < 0.1 for each in work.update)
+    assert min(step.forward[0] for step in work.spread) == work.forward[0]
+
+
+class Crossed(nn.Module):
+    """Layers that forward needs in another order than they were made in; ``out_proj`` of attention
+    is read and not called."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(16, 16)
+        self.attention = nn.MultiheadAttention(16, 2)
+        self.first = nn.Linear(16, 16)
+
+    def forward(self, x):
+        x = self.first(x)
+        return self.last(self.attention(x, x, x)[0])
+
+
+@pytest.mark.parametrize("schedule", ["oracle", "bucketed"])
+@pytest.mark.filterwarnings("ignore:schedule 'oracle'")
+def test_a_run_says_when_forward_begins_with_which_module(schedule, tmp_path):
+    def body(comm):
+        model = dpcore.DataParallel(Crossed(), comm=comm, schedule=schedule)
+        with dpcore.trace(tmp_path / "run.json", comm=comm):
+            for _ in range(3):
+                model(torch.randn(4, 2, 16)).square().sum().backward()
+        assert not any(module._forward_pre_hooks for module in model.module.modules())
+
+    dpcore.spawn(body, 2, mode="threads")
+    work = gradients_of(tmp_path / "run.json")
+    names = json.loads((tmp_path / "run.json").read_text())["otherData"]["models"][0]["parameters"]
+    named = [[names[gradient].rsplit(".", 1)[0] for gradient in part] for part in work.modules]
+    assert [set(part) for part in named] == [
+        {"first"}, {"attention"}, {"attention.out_proj"}, {"last"}
+    ]  # fmt: skip
+    for begins, forward in zip(work.begins, work.forward, strict=True):
+        assert begins == sorted(begins)
+        assert 0 <= begins[0] < begins[1] == begins[2] < begins[3] < forward
+    assert len(work.spread) == 3
+    assert predict(work, Speed(1e7), "zero1").buckets == 1
