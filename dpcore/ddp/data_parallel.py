@@ -52,7 +52,7 @@ from dpcore.ddp.wrapper.sparse_gradients import average_sparse
 from dpcore.ddp.wrapper.wrapped import profiled_as
 from dpcore.errors import Unsupported
 from dpcore.recorder import facts as trace_facts
-from dpcore.recorder.module_begins import ModuleBegins
+from dpcore.recorder.step_facts import StepFacts
 
 
 @without_torchs_machinery
@@ -197,7 +197,7 @@ class DataParallel(FlushedBefore, TorchSurface):
             group, self.module, ignored, self.device, FiniteBuffers(self._mistakes, group.rank)
         )
         modules = parameters.modules_with_parameters(self.module, self._parameters_by_number)
-        self._module_begins = ModuleBegins(self.module, modules)
+        self._step_facts = StepFacts(self.module, modules)
         steps = FirstSteps(self.group, self._caps_are, self._wanted_schedule)
         self._first_steps = steps
         goes_on = goes_across_steps(steps.schedule)
@@ -310,13 +310,14 @@ class DataParallel(FlushedBefore, TorchSurface):
             inputs, kwargs = arguments.moved(self, inputs, kwargs)
         if recorded := reducer.is_recorded:
             reducer.forward_begins()
-            self._module_begins.forward_begins()
+            self._step_facts.forward_begins()
         prepared = self.reducer.prepared
         output = self._run(synchronised, inputs, kwargs)
         if recorded:
-            self._module_begins.forward_ends()
+            self._step_facts.forward_ends()
             reducer.forward_ends()
             when_backward_begins(output, reducer.backward_begins)
+            when_backward_ends(output, self._step_facts.backward_ends)
         if self._syncs_buffers(before_forward=False):
             self._sync_module_buffers(root)
         if not learning:

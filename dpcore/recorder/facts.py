@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from dpcore.comm.communicators.native import Communicator
     from dpcore.comm.communicators.protocol import GradientGroup
-    from dpcore.recorder.module_begins import ModuleBegins
+    from dpcore.recorder.step_facts import StepFacts
 
 
 class Traced(Protocol):
@@ -29,7 +29,7 @@ class Traced(Protocol):
     _parameters_by_number: list[nn.Parameter]
     _caps: list[int]
     _first_steps: Any  # what they chose, see dpcore/ddp/wrapper/first_steps.py
-    _module_begins: ModuleBegins
+    _step_facts: StepFacts
 
     @property
     def schedule(self) -> str: ...
@@ -90,7 +90,7 @@ def facts_of(comm: Communicator) -> dict[str, Any]:
     ``models``: for each model over ``comm`` or a group that shares its origin: names and bytes of
               the parameters by number, the numbers in each bucket, the caps of the buckets in
               order (the last one applies to all further buckets), what the first steps chose, and
-              when forward begins with which module (module_begins.py).
+              what their steps show (step_facts.py).
     """
     family = _family_of(comm)
     with _models_lock:
@@ -116,7 +116,7 @@ def _describe(model: Traced) -> dict[str, Any]:
         "schedule": model.schedule,
         "chosen": dict(model._first_steps.why),
         "bucket_caps": list(model._caps),
-        "modules": model._module_begins.facts(),
+        **model._step_facts.facts(),
         "parameters": names,
         "parameter_bytes": [p.numel() * p.element_size() for p in trained],
         "buckets": [

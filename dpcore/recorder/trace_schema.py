@@ -54,7 +54,8 @@ def _numbers_agree(model: dict[str, Any]) -> str:
 _MODEL = Fields(
     {"parameters": ListOf(TEXT), "buckets": ListOf(_BUCKET)},
     {"number": whole(), "name": TEXT, "schedule": TEXT, "parameter_bytes": ListOf(whole()),
-     "bucket_caps": ListOf(whole()), "modules": ListOf(_MODULE)},
+     "bucket_caps": ListOf(whole()), "modules": ListOf(_MODULE),
+     "busy": number(0, 1, "a share of time, from 0 to 1")},
     _numbers_agree,
 )  # fmt: skip
 

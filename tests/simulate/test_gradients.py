@@ -7,9 +7,10 @@ import torch
 from torch import nn
 
 import dpcore
+from benchmarks.harness.sleeping import layers
 from dpcore.base.link import Speed
 from dpcore.errors import Error
-from dpcore.tools.simulate import gradients_of, predict
+from dpcore.tools.simulate import Processors, gradients_of, predict
 from tests.show.profiles import GLOO
 from tests.show.traces import model_of, write_trace
 
@@ -84,6 +85,21 @@ def test_steps_of_torchs_own_profile():
     assert min(step.forward[0] for step in work.spread) == work.forward[0]
 
 
+def test_layers_that_sleep_are_not_busy(tmp_path):
+    def body(comm):
+        model = dpcore.DataParallel(layers([64] * 3, 0.01, 0.01)[0], comm=comm)
+        with dpcore.trace(tmp_path / "run.json", comm=comm):
+            model(torch.ones(4)).sum().backward()
+
+    dpcore.spawn(body, 1, mode="threads")
+    work = gradients_of(tmp_path / "run.json")
+    assert work.forward[0] > 0.03
+    assert work.busy[0] < 0.5
+    assert work.on(3).busy == work.busy * 3
+    one_core = Processors(cores=1, ranks=4)
+    assert predict(work.on(4), Speed(1e12), "oracle", processors=one_core).step_ms < 150
+
+
 class Crossed(nn.Module):
     """Layers that forward needs in another order than they were made in; ``out_proj`` of attention
     is read and not called."""
@@ -120,4 +136,5 @@ def test_a_run_says_when_forward_begins_with_which_module(schedule, tmp_path):
         assert begins == sorted(begins)
         assert 0 <= begins[0] < begins[1] == begins[2] < begins[3] < forward
     assert len(work.spread) == 3
+    assert 0 < work.busy[0] <= 1
     assert predict(work, Speed(1e7), "zero1").buckets == 1

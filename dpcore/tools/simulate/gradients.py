@@ -33,7 +33,7 @@ class Gradients:
     ``begins[rank][module]``: after the begin of forward. Without them forward is taken to spend its
     time as backward does, in the reverse order. ``update``: what the optimizer takes for all
     parameters; without it, nothing. ``spread``: the same of each recorded step, where there are
-    several.
+    several. ``busy``: the share of forward and backward in which they use a core; without it, all.
     """
 
     sizes: list[int]
@@ -46,6 +46,7 @@ class Gradients:
     begins: Sequence[Sequence[float]] = ()
     update: Sequence[float] = ()
     spread: tuple[Gradients, ...] = ()
+    busy: Sequence[float] = ()
 
     def __post_init__(self) -> None:
         if not self.modules:
@@ -56,6 +57,8 @@ class Gradients:
             ]
             object.__setattr__(self, "modules", [[gradient] for gradient in order])
             object.__setattr__(self, "begins", begins)
+        if not self.busy:
+            object.__setattr__(self, "busy", [1.0] * len(self.forward))
         if not self.update:
             object.__setattr__(self, "update", [0.0] * len(self.forward))
 
@@ -73,6 +76,7 @@ class Gradients:
             ready=[self.ready[r] for r in take],
             begins=[self.begins[r] for r in take],
             update=[self.update[r] for r in take],
+            busy=[self.busy[r] for r in take],
             spread=tuple(each.on(world) for each in self.spread),
         )
 
@@ -175,7 +179,7 @@ def _of_trace(path: Path, more: Sequence[Path]) -> Gradients:
             modules=[module["gradients"] for module in modules],
             begins=[[module["begin"] * t.forward for module in modules] for t in times],
             update=[t.update * (_parts_of(model, run.world_size)) for t in times],
-            spread=spread,
+            spread=spread, busy=[model.get("busy", 1.0)] * len(times),
         )  # fmt: skip
 
     together = list(zip(*by_rank, strict=False))

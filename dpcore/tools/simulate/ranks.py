@@ -128,6 +128,9 @@ class _Rank:
             self._step_is_over(self.turns.rank, self.turns)
             before = step
 
+    def _compute(self, seconds: float) -> None:
+        self.turns.compute(seconds, self._work.busy[self.turns.rank])
+
     def _forward(self, before: Control | None) -> None:
         done = 0.0
         if before is not None and before.is_in_flight:
@@ -135,12 +138,12 @@ class _Rank:
             for module, begin in enumerate(self._begins):
                 if "forward_begin" not in self._schedule.listens or not before.is_in_flight:
                     break
-                self.turns.compute(begin - done)
+                self._compute(begin - done)
                 done = begin
                 before.in_forward = True
                 self._schedule.tell("forward_begin", before, module)
                 before.in_forward = False
-        self.turns.compute(self._work.forward[self.turns.rank] - done)
+        self._compute(self._work.forward[self.turns.rank] - done)
         if before is not None:
             before.finish(self._schedule.order)
 
@@ -152,7 +155,7 @@ class _Rank:
             step.missing[bucket] -= 1
             if not hears_all and step.missing[bucket] > 0 and number > 0:
                 continue  # nothing looks at it
-            self.turns.compute(ready - done)
+            self._compute(ready - done)
             done = ready
             if number == 0:
                 step.first_gradient = self.turns.now
@@ -161,7 +164,7 @@ class _Rank:
             self._schedule.tell("gradient_ready", step, gradient)
             if step.missing[bucket] == 0:
                 self._schedule.tell("bucket_ready", step, bucket)
-        self.turns.compute(self._work.backward[self.turns.rank] - done)
+        self._compute(self._work.backward[self.turns.rank] - done)
         self.turns.where = "end of backward"
         step.backward_ends = True
         self._schedule.tell("backward_end", step)

@@ -1,9 +1,9 @@
 """A step of data parallel training, predicted: gradients, buckets, a schedule, all ranks' steps.
 
-Left out: that communication takes processors and memory bandwidth from the computation beside it,
-and what an operation costs a processor (some 20 us). So it is a bound that a run should come near
-where the link is what takes time, and says little about memory that ranks share. An operation that
-is launched without ``background`` goes on by itself once its rank has begun to wait.
+With free processors, communication takes nothing from the computation beside it, and an operation
+costs no processor time (some 20 us): a bound that a run should come near where the link is what
+takes time, and says little about memory that ranks share. In any case an operation that is launched
+without ``background`` goes on by itself once its rank has begun to wait.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from dpcore.tools.simulate.heard import copies_for, name_of
 from dpcore.tools.simulate.links import Links
 from dpcore.tools.simulate.network import Network
 from dpcore.tools.simulate.plan import Plan
+from dpcore.tools.simulate.processors import Processors
 from dpcore.tools.simulate.ranks import Steps, run
 
 STEPS = 20
@@ -59,10 +60,12 @@ def predict(
     schedule: str | Any = "bucketed",
     bucket_cap_mb: float | None = None,
     algorithm: str = "two_shot",
+    processors: Processors = Processors.free(),  # noqa: B008
 ) -> Prediction:
     """The step of a schedule over a link: of one with a name, or of a ``dpcore.LaunchSchedule`` (a
     class, or an object that every simulated rank gets a copy of), which may learn: it runs 20
     steps, and the last ones count. One with a name runs until two steps take as long.
+    ``processors``: what communication costs them, and how many there are.
     Without ``bucket_cap_mb``, with the caps of the run that the gradients are from.
 
     >>> ready = [0.01 * i for i in range(1, 9)]
@@ -73,7 +76,7 @@ def predict(
     _check(work, bucket_cap_mb)
     named = isinstance(schedule, str)
     name = schedule if named else name_of(schedule)
-    network = network_for(work, link, algorithm)
+    network = network_for(work, link, algorithm, processors)
     of_ranks = copies_for(_named(schedule) if named else schedule, network.ranks)
     with naming_the_line(f"schedule {name!r}"):
         across = "update" in of_ranks[0].phases()
@@ -95,8 +98,10 @@ def predict(
     )
 
 
-def network_for(work: Gradients, link: Speed | Links, algorithm: str) -> Network:
-    return Network(work.world, link, algorithm)
+def network_for(
+    work: Gradients, link: Speed | Links, algorithm: str, processors: Processors
+) -> Network:
+    return Network(work.world, link, algorithm, processors)
 
 
 def _waits(steps: Sequence[Steps], last: int) -> dict[str, float]:

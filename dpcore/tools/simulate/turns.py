@@ -74,9 +74,10 @@ class Turns:
 
     # -- on the rank's thread
 
-    def compute(self, seconds: float) -> None:
+    def compute(self, seconds: float, busy: float = 1.0) -> None:
+        """``busy``: the share of the time in which it uses a core."""
         if seconds > 0:
-            self.network.compute(self.rank, seconds, self.now, self.resume)
+            self.network.compute(self.rank, seconds, self.now, self.resume, busy)
             self._pause()
 
     def wait_for(self, flight: Flight, in_words: str) -> None:
