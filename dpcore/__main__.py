@@ -58,8 +58,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="dpcore",
         usage="dpcore COMMAND ...",
         description=help_texts.DOORS,
-        epilog="dpcore COMMAND --help has examples. The exit status is 2 where an argument or\n"
-        "a file is not what a command takes.",
+        epilog="dpcore COMMAND --help has examples. Exit status 2: a wrong argument or file.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"dpcore {__version__}")
@@ -67,6 +66,7 @@ def _parser() -> argparse.ArgumentParser:
         dest="command", help=argparse.SUPPRESS, parser_class=types.CommandParser, prog="dpcore"
     )
     _add_bench(commands)
+    _add_calibrate(commands)
     _add_inspect(commands)
     _add_show(commands)
     _add_simulate(commands)
@@ -109,12 +109,25 @@ def _add_bench(commands: Commands) -> None:
     )
     types.add(bench, "--seconds", 0.2)
     types.add(bench, "--json", said="a line for each row")
-    bench.add_argument(
-        "--calibrate",
-        action="store_true",
-        help="measure the costs by which algorithms are chosen (memory and loopback; under a "
-        "launcher on several hosts, the network), and store them in the user's cache",
+
+
+def _add_calibrate(commands: Commands) -> None:
+    calibrate = _command(
+        commands,
+        "calibrate",
+        "dpcore.tools.diagnose.calibrate",
+        description="Measures what operations cost this machine, once: for the choice of "
+        "algorithms and for dpcore simulate.",
+        epilog=help_texts.CALIBRATE,
     )
+    types.add(calibrate, "--seconds", 0.2)
+    calibrate.add_argument(
+        "--file",
+        type=Path,
+        metavar="FILE",
+        help="the file to write (default: in this user's cache)",
+    )
+    types.add(calibrate, "--json")
 
 
 def _add_inspect(commands: Commands) -> None:

@@ -239,8 +239,6 @@ def test_bench_on_the_ranks_of_torchrun():
         (["--world", "-3"], "--world: '-3' is not a whole number of ranks from 1 to 1024"),
         (["--world", "1e9"], "'1e9' is not a whole number of ranks"),
         (["--algorithm", "circle", "--sizes", "8"], "circle"),
-        (["--calibrate", "--world", "4"], "--world is not for --calibrate"),
-        (["--calibrate", "--plain"], "--plain is not for --calibrate"),
     ],
 )
 def test_bench_explains_mistakes(arguments, message, capsys):

@@ -20,6 +20,7 @@ I compare
   demo       torch DDP and dpcore train a model: which wins, and why
   compare    the same for your model, or libraries with a collective
   bench      times of dpcore's collectives on this machine
+  calibrate  what this machine and its network cost, for auto and for simulate
 """
 
 BENCH = """\
@@ -28,13 +29,27 @@ examples:
   dpcore bench --world 2,4 --sizes 1K:16M:4x --algorithm auto,ring,two_shot
   dpcore bench --collective all_gather,reduce_scatter --dtype bfloat16 --plain
   dpcore bench --json | jq .busbw
-  dpcore bench --calibrate                             once per machine: see Communicator.explain
   torchrun --nproc-per-node 4 -m dpcore bench          on the ranks that a launcher started
 
 The columns are those of nccl-tests: size is the larger side of the operation, algbw = size / time,
 busbw = algbw times the share of the bytes that must cross every rank's link (for all_reduce
 2(n-1)/n). The time is that of the slowest rank, #wrong the elements that differ from the result
 that is known in advance, over all ranks. The exit status is 1 when there are any.
+"""
+
+CALIBRATE = """\
+examples:
+  dpcore calibrate                                     memory, loopback and processors: 10 seconds
+  dpcore calibrate --file big-machine.json             for dpcore simulate --calibration
+  torchrun --nnodes 2 ... -m dpcore calibrate          the network between two hosts, once for each
+  dpcore calibrate --json | jq .operation
+
+In seconds: memory, loopback and network are a step, a message and a byte between two ranks;
+operation is a small operation with nothing to wait for; wake is what a sleeping thread takes to
+run; the bytes are copied, added and given to the kernel by two ranks at once. after_pause is what
+a message of a MiB takes longer when the connection was silent before. Without a file in the cache,
+auto chooses by defaults. Close other programs first: all are the best quarter of many tries, but a
+machine that is never idle has no good quarter.
 """
 
 INSPECT = """\

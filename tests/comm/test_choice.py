@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from dataclasses import astuple
 
 import cloudpickle
 import pytest
@@ -12,6 +13,7 @@ import dpcore as dp
 from dpcore import _C
 from dpcore.comm.communicators import costs
 from dpcore.comm.launch.spawn import run_processes
+from dpcore.tools.simulate.calibration import calibrated
 from tests.faults.test_network_start import rendezvous_url
 from tests.ranks import python
 
@@ -168,9 +170,7 @@ def test_who_knows_better_says_so():
 def test_without_a_file_there_are_defaults_and_a_reason(tmp_path):
     found = costs.load(path=tmp_path / "none.json")
     assert found.as_list() == _C.default_costs()
-    assert found.source == (
-        "defaults (nobody has measured this machine; type: dpcore bench --calibrate)"
-    )
+    assert found.source == ("defaults (nobody has measured this machine; type: dpcore calibrate)")
 
 
 def test_what_was_saved_is_read_and_kept(tmp_path):
@@ -217,7 +217,7 @@ def test_a_file_that_is_no_good_is_not_used_with_a_reason(tmp_path, spoil, reaso
 
 
 def test_calibrating(tmp_path):
-    command = ["-m", "dpcore", "bench", "--calibrate", "--seconds", "0.02"]
+    command = ["-m", "dpcore", "calibrate", "--seconds", "0.02"]
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
     done = python.run(*command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -228,5 +228,9 @@ def test_calibrating(tmp_path):
     assert all(0 <= value < 0.1 for value in found.as_list())
     assert found.memory.step > 0 and found.network.step > 0 and found.added_byte > 0
     assert costs.load("network", path).source.endswith(
-        "it has no 'network'; type: dpcore bench --calibrate)"
+        "it has no 'network'; type: dpcore calibrate)"
     )
+    processors = calibrated(path).processors
+    assert processors.costs.memory == found.memory
+    assert all(0 <= value < 1e-2 for value in astuple(processors)[2:-1])
+    assert processors.operation > 0 and 0 < processors.copied_byte < 1e-6

@@ -55,8 +55,7 @@ def test_the_network_between_hosts_is_calibrated(tmp_path):
             made,
             "-m",
             "dpcore",
-            "bench",
-            "--calibrate",
+            "calibrate",
             environment={"XDG_CACHE_HOME": str(tmp_path)},
         )
     step, message, byte = json.loads((tmp_path / "dpcore" / "costs.json").read_text())["network"]

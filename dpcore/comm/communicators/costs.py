@@ -1,8 +1,8 @@
 """What this machine and its network cost: the constants behind the choice of algorithms.
 
-``dpcore bench --calibrate`` measures them once and leaves them in a file of the user's cache, which
-``init`` reads. Without the file, or with one of another machine, there are defaults. Rank 0's
-constants count for all ranks, which therefore choose alike.
+``dpcore calibrate`` measures them once, with what else ``dpcore simulate`` needs, and leaves them
+in a file of the user's cache, which ``init`` reads. Without the file, or with one of another
+machine, there are defaults. Rank 0's constants count for all ranks, which therefore choose alike.
 """
 
 from __future__ import annotations
@@ -19,9 +19,14 @@ from typing import Any
 from dpcore.base.files import write_whole
 from dpcore.base.link import Speed
 from dpcore.base.machine import machine
+from dpcore.errors import Unsupported
 
 _FORMAT = 1
-_KEPT = ("memory", "loopback", "network", "added_byte")
+_WAYS = ("memory", "loopback", "network")
+_OF_PROCESSORS = (
+    "operation", "message", "tcp_message", "wake", "copied_byte", "reduced_byte", "tcp_byte",
+)  # fmt: skip
+_KEPT = (*_WAYS, "added_byte", *_OF_PROCESSORS, "after_pause")
 _LONGEST_FILE = 100_000
 
 
@@ -86,7 +91,7 @@ def load(network: str = "network", path: Path | None = None) -> Costs:
         added = _seconds(found, "added_byte", 1)[0]
         return Costs(ways["memory"], ways[network], added, f"measured, {where}")
     except FileNotFoundError:
-        reason = "nobody has measured this machine; type: dpcore bench --calibrate"
+        reason = "nobody has measured this machine; type: dpcore calibrate"
     except _Unusable as problem:
         reason = f"{where} is not used: {problem}"
     except OSError as problem:
@@ -114,11 +119,26 @@ def save(measured: Mapping[str, Any], path: Path | None = None) -> Path:
     return where
 
 
+def measured(path: Path | None = None) -> tuple[dict[str, list[float]], int]:
+    """All that a file of ``dpcore calibrate`` holds, of whatever machine, and how many processors
+    that one has. Raises an Error that says why the file is none."""
+    where = cache_file() if path is None else path
+    try:
+        found = _read(where, of_any_machine=True)
+        counts = {name: 3 if name in _WAYS else 1 for name in _KEPT if name in found}
+        processors = found["machine"]["processors"]
+        return {name: _seconds(found, name, n) for name, n in counts.items()}, int(processors)
+    except FileNotFoundError:
+        raise Unsupported(f"{where} does not exist; type: dpcore calibrate") from None
+    except (_Unusable, KeyError, TypeError, ValueError) as problem:
+        raise Unsupported(f"{where} is no file of dpcore calibrate: {problem}") from None
+
+
 class _Unusable(Exception):
     """Why a file's constants don't count."""
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path, of_any_machine: bool = False) -> dict[str, Any]:
     # Of a FIFO, open would wait for somebody who writes.
     def opener(name: str, flags: int) -> int:
         return os.open(name, flags | os.O_NONBLOCK)
@@ -133,16 +153,16 @@ def _read(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise _Unusable(f"it is damaged ({error})") from error
     if not isinstance(found, dict) or found.get("format") != _FORMAT:
-        raise _Unusable("it has another format; type: dpcore bench --calibrate")
+        raise _Unusable("it has another format; type: dpcore calibrate")
     here, there = fingerprint(), found.get("machine")
-    if there != here:
+    if there != here and not of_any_machine:
         raise _Unusable(f"it was measured on another machine: {there}, this is {here}")
     return found
 
 
 def _seconds(found: Mapping[str, Any], name: str, count: int) -> list[float]:
     if name not in found:
-        raise _Unusable(f"it has no {name!r}; type: dpcore bench --calibrate")
+        raise _Unusable(f"it has no {name!r}; type: dpcore calibrate")
     values = found[name] if isinstance(found[name], list) else [found[name]]
     usable = all(isinstance(x, float) and math.isfinite(x) and 0 <= x < 1 for x in values)
     if len(values) != count or not usable:

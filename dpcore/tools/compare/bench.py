@@ -23,7 +23,6 @@ from dpcore.tools.compare.collectives.cells import BYTES, OPS, cells_of, collect
 from dpcore.tools.compare.collectives.contenders import ARENA, PLAIN, tuning
 from dpcore.tools.compare.collectives.loop import Measurement, Pace
 from dpcore.tools.compare.collectives.summary import records, summarise, total_wrong
-from dpcore.tools.diagnose import calibrate
 from dpcore.tools.records import run_facts
 from dpcore.tools.sizes import parse_sizes
 
@@ -63,11 +62,6 @@ def run(options: argparse.Namespace) -> int:
     """Measures and prints; the exit status. Under a launcher on its ranks, else on own ones."""
     given = {name: getattr(options, name) for name in _DEFAULTS}
     given = {name: value for name, value in given.items() if value is not None}
-    if options.calibrate:
-        others = [*given, *(name for name in ("world", "plain") if getattr(options, name))]
-        for name in others:
-            raise Unsupported(f"--{name} is not for --calibrate, which always measures the same")
-        return calibrate.run(options.json, options.seconds)
     asked = _DEFAULTS | given
     plan = Plan(
         collectives=collectives_of(asked["collective"]),

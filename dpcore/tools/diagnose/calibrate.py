@@ -1,14 +1,21 @@
-"""``dpcore bench --calibrate``: measures what the cost model needs, once per machine and link.
+"""``dpcore calibrate``: what this machine and its network cost, measured once in half a minute.
 
-Two ranks exchange messages: small ones back and forth for the time of a step, many small ones for
-the time of a message, large ones for the time of a byte. By itself the command measures memory and
-loopback with two ranks of its own; behind a launcher that started ranks on several hosts, the
-network between them, for the machine of each host.
+The choice of algorithms needs the time of a step, a message and a byte: two ranks exchange
+messages, small ones back and forth, many small ones at once, and large ones. ``dpcore simulate``
+also needs what operations take of processors: the floor of an operation where nothing has to be
+waited for, a message within it, how long a thread takes to wake up, and a byte that is copied,
+added, or given to the kernel, while both ranks do so. Nothing is measured in training steps, which
+are to be predicted.
+
+By itself the command measures memory and loopback with two ranks of its own; behind a launcher that
+started ranks on several hosts, the network between them, for the machine of each host.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
+import resource
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,26 +32,55 @@ _SMALL = 64
 _BURST = 32
 _LARGE = 8 << 20
 _TIMEOUT_SECONDS = 60.0
+_NEAR, _FAR = 1e-6, 1e-3  # latencies of emulated links: less than a thread's sleep, and more
+_CHUNKS = 16  # as many messages as fit a mailbox
+_PAUSE_SECONDS = 0.3  # longer than Linux keeps the window of a silent connection on a short link
 
 
-def run(as_json: bool, seconds: float) -> int:
+def run(options: argparse.Namespace) -> int:
     """Measures, writes the file and says what it holds; the exit status."""
-    if is_launched():
-        measured = _between_hosts(seconds)
-    else:
-        from dpcore.comm.launch.spawn import spawn
-
-        def body(comm: Communicator) -> list[float]:
-            return measure(comm, 0, 1, seconds)
-
-        measured = {
-            "memory": spawn(body, 2, transport="shm", timeout=_TIMEOUT_SECONDS)[0],
-            "loopback": spawn(body, 2, transport="tcp", timeout=_TIMEOUT_SECONDS)[0],
-            "added_byte": _added_byte(seconds),
-        }
+    measured = _between_hosts(options.seconds) if is_launched() else _alone(options.seconds)
     if measured:
-        _show(costs.save(measured), measured, as_json)
+        _show(costs.save(measured, options.file), measured, options.json)
     return 0
+
+
+def _alone(seconds: float) -> dict[str, Any]:
+    from dpcore.comm.launch.spawn import spawn
+
+    def on_two(body: Callable[[Communicator], Any], **options: Any) -> Any:
+        return spawn(body, 2, timeout=_TIMEOUT_SECONDS, **options)[0]
+
+    def way(comm: Communicator) -> list[float]:
+        return measure(comm, 0, 1, seconds)
+
+    def floors(comm: Communicator) -> tuple[float, float, float]:
+        few, many = (_all_reduce(comm, chunks, seconds) for chunks in (1, _CHUNKS))
+        message = max(0.0, many - few) / 2 / (_CHUNKS - 1)  # one that is sent and one that is taken
+        return few, message, _tcp_byte(comm, seconds) if comm.transport == "tcp" else 0.0
+
+    near, message, _ = on_two(floors, transport="shm", link=_link_of(_NEAR))
+    far, _, _ = on_two(floors, transport="shm", link=_link_of(_FAR))
+    _, tcp_message, tcp_byte = on_two(floors, transport="tcp")
+    # On an emulated link nothing but its latency is waited for, twice, and two messages handled. On
+    # a long one the thread sleeps until the last entry is seen, and until the messages arrive.
+    operation = max(0.0, near - 2 * _NEAR - 2 * message)
+    wake = max(0.0, far - 2 * _FAR - operation - 2 * message) / 2
+    return {
+        "memory": on_two(way, transport="shm"),
+        "loopback": on_two(way, transport="tcp"),
+        "added_byte": _added_byte(seconds),
+        "operation": operation,
+        "message": message,
+        "tcp_message": tcp_message,
+        "wake": wake,
+        "tcp_byte": tcp_byte,
+        **on_two(lambda comm: _bytes_of_both(comm, seconds), transport="shm"),
+    }
+
+
+def _link_of(latency: float) -> str:
+    return f"{latency * 1e6:g}us"
 
 
 def measure(comm: Communicator, one: int, other: int, seconds: float) -> list[float]:
@@ -120,6 +156,94 @@ def _added_byte(seconds: float) -> float:
     return sorted(taken)[len(taken) // 4] / one.nbytes
 
 
+def _all_reduce(comm: Communicator, chunks: int, seconds: float) -> float:
+    """Seconds of an operation of a few bytes that the program waits for, with a message each way
+    for each of so many chunks."""
+    import numpy as np
+
+    from dpcore import _C
+
+    tensor = np.zeros(64 * chunks, dtype=np.float32)
+    moves = [(0, rank, 1 - rank, chunk, True) for chunk in range(chunks) for rank in range(2)]
+    schedule = _C.Schedule("both", "all_reduce", 2, chunks, moves)
+
+    def call() -> None:
+        comm.all_reduce(tensor, algorithm=schedule)
+
+    return _best(call, comm, 1 - comm.rank, seconds)
+
+
+def _bytes_of_both(comm: Communicator, seconds: float) -> dict[str, float]:
+    """Seconds to copy a byte and to add one, outside the caches, on both ranks at once."""
+    import numpy as np
+
+    from dpcore import _C
+
+    one, other = (np.zeros(_LARGE // 4, dtype=np.float32) for _ in range(2))
+    inputs, outputs = [one.ctypes.data, other.ctypes.data], [one.ctypes.data]
+
+    def copy() -> None:
+        np.copyto(one, other)
+
+    def add() -> None:
+        _C._reduce("float32", "sum", inputs, outputs, one.size)
+
+    found = {}
+    for name, call in (("copied_byte", copy), ("reduced_byte", add)):
+        call()
+        comm.barrier()
+        taken: list[float] = []
+        ends_at = time.perf_counter() + seconds
+        while time.perf_counter() < ends_at or len(taken) < 5:
+            begin = time.thread_time()
+            call()
+            taken.append(time.thread_time() - begin)
+        found[name] = sorted(taken)[len(taken) // 4] / one.nbytes
+    return found
+
+
+def _tcp_byte(comm: Communicator, seconds: float) -> float:
+    """Seconds that the kernel takes for a byte, of the sender and of the receiver on average."""
+    import numpy as np
+
+    large = np.zeros(_LARGE, dtype=np.uint8)
+    way = comm.send if comm.rank == 0 else comm.recv
+    way(large, 1 - comm.rank)
+    rounds = max(3, round(seconds * 2e9 / _LARGE))
+    begin = resource.getrusage(resource.RUSAGE_SELF).ru_stime
+    for _ in range(rounds):
+        way(large, 1 - comm.rank)
+    took = np.array([resource.getrusage(resource.RUSAGE_SELF).ru_stime - begin])
+    comm.all_reduce(took)
+    return float(took[0]) / 2 / rounds / _LARGE
+
+
+def _after_pause(comm: Communicator, one: int, other: int) -> float:
+    """Seconds that a message of a MiB takes longer after a pause than behind another one: TCP then
+    begins with a small window."""
+    import numpy as np
+
+    message = np.zeros(1 << 20, dtype=np.uint8)
+    longer = np.zeros(1)
+    if comm.rank in (one, other):
+        peer = other if comm.rank == one else one
+        first, second = (comm.send, comm.recv) if comm.rank == one else (comm.recv, comm.send)
+
+        def back_and_forth(pause: float) -> float:
+            time.sleep(pause)
+            begin = time.perf_counter()
+            first(message, peer)
+            second(message, peer)
+            return time.perf_counter() - begin
+
+        back_and_forth(0.0)
+        busy = min(back_and_forth(0.0) for _ in range(5))
+        rested = min(back_and_forth(_PAUSE_SECONDS) for _ in range(3))
+        longer[0] = max(0.0, rested - busy) / 2
+    comm.broadcast(longer, one)
+    return float(longer[0])
+
+
 def _between_hosts(seconds: float) -> dict[str, Any]:
     """On the lowest rank of each host what it may write; on all others nothing."""
     from dpcore.comm.launch.session import finalize, init
@@ -130,13 +254,14 @@ def _between_hosts(seconds: float) -> dict[str, Any]:
     if not others:
         finalize()
         raise Unsupported(
-            "--calibrate: the launcher started all ranks on one host; without a launcher it "
+            "the launcher started all ranks on one host; without a launcher this command "
             "measures this machine"
         )
     network = measure(comm, 0, others[0], seconds)
+    longer = _after_pause(comm, 0, others[0])
     is_first = comm.rank == hosts.index(hosts[comm.rank])
     finalize()
-    return {"network": network} if is_first else {}
+    return {"network": network, "after_pause": longer} if is_first else {}
 
 
 def _show(where: Path, measured: dict[str, Any], as_json: bool) -> None:
@@ -147,8 +272,10 @@ def _show(where: Path, measured: dict[str, Any], as_json: bool) -> None:
         if isinstance(value, list):
             step, message, byte = value
             rate = 1e-9 / byte if byte > 0 else float("inf")
-            print(f"{name:<10} {step * 1e6:8.1f} us a step {message * 1e6:8.1f} us a message "
+            print(f"{name:<12} {step * 1e6:8.1f} us a step {message * 1e6:8.1f} us a message "
                   f"{rate:8.2f} GB/s")  # fmt: skip
+        elif name.endswith("_byte"):
+            print(f"{name:<12} {1e-9 / value if value > 0 else float('inf'):8.2f} GB/s")
         else:
-            print(f"{name:<10} {1e-9 / value:8.2f} GB/s")
+            print(f"{name:<12} {value * 1e6:8.1f} us")
     print(f"written to {where}")

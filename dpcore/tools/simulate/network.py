@@ -129,7 +129,8 @@ class Network:
     def _enter(self, operation: NetworkOperation, rank: int, now: float) -> None:
         seconds = self.processors.operation if self.world > 1 else 0.0
         entered = partial(self._entered, operation, rank)
-        self.threads.work(rank, seconds, operation.priority, now, entered)
+        is_awake = not operation.background
+        self.threads.work(rank, seconds, operation.priority, now, entered, is_awake)
 
     def _entered(self, operation: NetworkOperation, rank: int, now: float) -> None:
         operation._callers += 1
@@ -160,7 +161,8 @@ class Network:
         """``travels``: the word that the last rank has entered takes a latency to each other."""
         for rank in range(self.world):
             latency = self.links.entry_latency(rank, self.world) if travels else 0.0
-            self._at(now + latency, priority, partial(begin, rank))
+            wake = partial(self.threads.work, rank, 0.0, priority, act=partial(begin, rank))
+            self._at(now + latency, priority, wake)
 
     def at(self, moment: float, act: Callable[[float], None]) -> None:
         """Calls ``act`` with the moment when it has come."""
@@ -270,14 +272,14 @@ class _Running:
         def copy(message: Message, moment: float) -> None:
             seconds = processors.message + job.nbytes * processors.copied_byte
             through = partial(has_left, message)
-            self._network.threads.work(rank, seconds, priority, moment, through, is_timed=True)
+            self._network.threads.work(rank, seconds, priority, moment, through)
 
         def give_to_kernel(moment: float) -> None:
             self._one_less(rank, job, moment)
             self._network.cards.send(rank, target, job.nbytes, priority, come)
 
         if self._network.links.is_tcp:
-            seconds = processors.message + job.nbytes * processors.tcp_byte
+            seconds = processors.tcp_message + job.nbytes * processors.tcp_byte
             self._network.threads.work(rank, seconds, priority, now, give_to_kernel)
         else:
             self._network.cards.send(rank, target, job.nbytes, priority, copy)
@@ -289,11 +291,14 @@ class _Running:
         job = self._expecting[key]
         processors = self._network.processors
         step = self._lanes[key.target][key.chunk][job.at]
-        per_byte = processors.tcp_byte if self._network.links.is_tcp else 0.0
+        if self._network.links.is_tcp:
+            seconds, per_byte = processors.tcp_message, processors.tcp_byte
+        else:
+            seconds, per_byte = processors.message, 0.0
         per_byte += processors.reduced_byte if step.reduces else 0.0
         if not (step.reduces or self._network.links.is_tcp) or len(step.receives) > 1:
             per_byte += processors.copied_byte  # to its place, or to where several are collected
-        seconds = processors.message + job.nbytes * per_byte
+        seconds += job.nbytes * per_byte
         self._network.threads.work(
             key.target, seconds, self._operation.priority, now, partial(self._has, key)
         )

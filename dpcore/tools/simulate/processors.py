@@ -3,7 +3,7 @@
 Each rank has a program thread, which computes, and one thread at a time that drives its operations:
 the progress thread, or the program's own while it waits. The threads of a host that want a core
 share its cores evenly, as equal threads do under Linux. A driving thread without work sleeps, and
-takes ``wake`` to run again, unless it sleeps until a moment that it knows.
+takes ``wake`` to run again.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ class Processors:
 
     ``cores``: of a host, 0 for one per thread. ``ranks``: that share them; 0 for the ranks of a
     host of the links, but an emulated link lets ranks of one machine behave as hosts.
-    ``operation``: of a rank, for each operation. ``message``: to send or to take one.
-    ``copied_byte``, ``reduced_byte``: to copy a byte, to add one to a sum in memory, while all
-    ranks do so. ``tcp_byte``: to give the kernel a byte, or to take it. ``costs``: by which
-    ``auto`` chooses.
+    ``operation``: of a rank, for each operation. ``message``, ``tcp_message``: to send or to take
+    one. ``copied_byte``, ``reduced_byte``: to copy a byte, to add one to a sum in memory, while all
+    ranks do so. ``tcp_byte``: to give the kernel a byte, or to take it. ``wake``: until a thread
+    that slept runs. ``costs``: by which ``auto`` chooses.
     """
 
     cores: int = 0
     ranks: int = 0
     operation: float = 0.0
     message: float = 0.0
+    tcp_message: float = 0.0
     copied_byte: float = 0.0
     reduced_byte: float = 0.0
     tcp_byte: float = 0.0
@@ -51,9 +52,7 @@ class Processors:
     @property
     def is_free(self) -> bool:
         """Whether communication takes them no time."""
-        return not any(
-            (self.operation, self.message, self.copied_byte, self.reduced_byte, self.tcp_byte)
-        )
+        return self == Processors(self.cores, self.ranks, costs=self.costs)
 
 
 class _Host:
@@ -130,18 +129,18 @@ class Threads:
         self._host_of[rank].run(seconds * busy, now, then)
 
     def work(
-        self, rank: int, seconds: float, priority: int, now: float, act: Act, is_timed: bool = False
+        self, rank: int, seconds: float, priority: int, now: float, act: Act, is_awake: bool = False
     ) -> None:
-        """The thread that drives a rank's operations works; the most urgent first. ``is_timed``: it
-        has known when."""
-        if not seconds:
+        """The thread that drives a rank's operations works; the most urgent first. ``is_awake``: it
+        is the program's, which calls."""
+        if self._processors.is_free:
             act(now)
             return
         driver = self._drivers[rank]
         heapq.heappush(driver.todo, (-priority, next(self._order), seconds, act))
         if not driver.is_awake:
             driver.is_awake = True
-            wakes = now if is_timed else now + self._processors.wake
+            wakes = now if is_awake else now + self._processors.wake
             self._at(wakes, partial(self._next, rank))
 
     def _next(self, rank: int, now: float) -> None:

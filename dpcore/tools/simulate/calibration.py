@@ -1,0 +1,66 @@
+"""What ``dpcore calibrate`` has measured, as the simulator's processors and links.
+
+    calibration = calibrated()                    this user's file, or one by its path
+    Network(8, links, "auto", calibration.processors)
+    calibration.network                           the link between its hosts, if that was measured
+
+A file of another machine serves as well: it is that machine's job that is predicted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from dpcore.base.link import Speed
+from dpcore.comm.communicators.costs import Costs, Way, cache_file, measured
+from dpcore.errors import Unsupported
+from dpcore.tools.simulate.links import FIRST_WINDOW, Links
+from dpcore.tools.simulate.processors import Processors
+
+_NEEDED = (
+    "memory", "added_byte", "operation", "message", "tcp_message", "wake", "copied_byte",
+    "reduced_byte", "tcp_byte",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """``network``: None where no launcher has started ranks on several hosts to measure it."""
+
+    processors: Processors
+    network: Links | None
+    source: str
+
+
+def calibrated(path: Path | None = None) -> Calibration:
+    """From a file of ``dpcore calibrate``; without a path, the one in this user's cache."""
+    found, cores = measured(path)
+    where = str(path or cache_file())
+    if missing := [name for name in _NEEDED if name not in found]:
+        raise Unsupported(
+            f"{where} has no {', '.join(missing)}: measure this machine with dpcore calibrate, "
+            "without a launcher"
+        )
+    memory = Way(*found["memory"])
+    way = Way(*found.get("network", found.get("loopback", found["memory"])))
+    (added,) = found["added_byte"]
+    processors = Processors(
+        cores=cores,
+        operation=found["operation"][0],
+        message=found["message"][0],
+        tcp_message=found["tcp_message"][0],
+        copied_byte=found["copied_byte"][0],
+        reduced_byte=found["reduced_byte"][0],
+        tcp_byte=found["tcp_byte"][0],
+        wake=found["wake"][0],
+        costs=Costs(memory, way, added, where),
+    )
+    if "network" not in found:
+        return Calibration(processors, None, where)
+    rate = 1 / way.byte if way.byte else 0.0
+    # Measured were bytes of payload, so there is no header left to count.
+    ramps = found.get("after_pause", [0.0])[0] > way.step
+    window = FIRST_WINDOW if ramps else 0
+    network = Links(Speed(rate, way.step), first_window=window, is_tcp=True)
+    return Calibration(processors, network, where)
