@@ -170,7 +170,7 @@ ODD_ARGUMENTS = [
     (["show", RUN, "--png", "x.png", "--steps"], ["", "0", "-1", "2:1", "a:b", "1:2:3", "nan"]),
     (["show", "ring", "--world"], [*NO_COUNT, "1", "9", "1025"]),
     (["show", "ring", "--collective"], NO_NAMES),
-    (["simulate", RUN, "--link"], [*NO_LINK, "none", "file:x", "1gbit,jitter=1us", "1gbit,seed=3"]),
+    (["simulate", RUN, "--link"], [*NO_LINK, "none", "file:x"]),
     (["simulate", RUN, *SIMULATE, "--world"], NO_COUNT),
     (["simulate", RUN, *SIMULATE, "--algorithm"], NO_NAMES),
     (["simulate", RUN, *SIMULATE, "--schedule"], [*NO_NAMES, *NO_CAPS, "bucketed:auto"]),
@@ -244,9 +244,6 @@ def test_show_of_code_of_ones_own(capsys):
 
 def test_a_prediction_refuses_what_it_would_ignore(tmp_path):
     work = gradients_of(write_trace(tmp_path / RUN))
-    for link in (Speed(1e9, jitter=1e-6), Speed(1e9, loss=0.01), Speed(1e9, seed=1)):
-        with pytest.raises(Unsupported, match="simulate knows no jitter and no loss"):
-            predict(work, link)
     for cap in (-1, float("nan"), float("inf")):
         with pytest.raises(Unsupported, match="a number from 0 on"):
             predict(work, Speed(1e9), bucket_cap_mb=cap)

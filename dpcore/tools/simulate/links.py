@@ -85,6 +85,16 @@ class Links:
         return cls(inter, intra, ranks_per_host, oversubscribed)
 
     @classmethod
+    def tcp(cls, speed: Speed) -> Links:
+        """A real Ethernet link of this bandwidth, or one that the kernel shapes to it: headers take
+        a part of it, and a connection begins slowly.
+
+        >>> round(Links.tcp(Speed(1.25e8, 50e-6)).goodput, 3)
+        0.956
+        """
+        return cls(speed, goodput=ETHERNET_GOODPUT, first_window=FIRST_WINDOW, is_tcp=True)
+
+    @classmethod
     def memory(cls) -> Links:
         """No link at all: the ranks of one host, which share memory.
 
