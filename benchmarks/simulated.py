@@ -3,7 +3,8 @@
 Each *column* is a model on some ranks over a network, and each of its *cells* a way to train it
 there. All cells of a column take turns in the same processes with `oracle`, which communicates
 nothing. What the simulator is told comes from `oracle` alone: a trace of some of its steps, and how
-long its steps took in the same minutes. It then predicts all cells.
+long its steps took in the same minutes. What communication costs processors comes from `dpcore
+calibrate`, at the begin of the script. It then predicts all cells.
 
     host             ranks of this machine, over mapped memory
     1gbit,50us       ranks of this machine, over a link that dpcore emulates
@@ -20,12 +21,13 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,7 @@ from dpcore.tools.compare.training.ranks import beside_gloo
 from dpcore.tools.ratios import in_turn, of_slowest_rank
 from dpcore.tools.records import ROOT, keep, run_facts
 from dpcore.tools.simulate import gradients_of
+from dpcore.tools.simulate.calibration import calibrated
 
 TRACED_STEPS = 8
 
@@ -126,10 +129,21 @@ def run(column: Column, rounds: int, steps: int) -> dict[str, Any]:
         "world": column.world,
         "model": column.model,
         "goodput_bytes_per_s": goodput,
-        "work": {key: value for key, value in asdict(work).items() if key != "spread"},
+        "work": asdict(replace(work, spread=())),
         "update_s": [one["update_s"] for one in found],
         "rounds_s": slowest,
     }
+
+
+def calibration() -> dict[str, Any]:
+    """What `dpcore calibrate` finds; the engine, which goes by its defaults, is not told."""
+    with tempfile.TemporaryDirectory(prefix="dpcore-") as folder:
+        file = Path(folder) / "calibration.json"
+        command = [sys.executable, "-m", "dpcore", "calibrate", "--file", str(file)]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        found = asdict(calibrated(file).processors)
+    del found["costs"]
+    return found
 
 
 def chosen(options: argparse.Namespace) -> list[Column]:
@@ -158,8 +172,9 @@ def main() -> int:
         {"": {"torch": torch.__version__}},
         {"rounds": options.rounds, "steps": options.steps_per_round},
     )
+    processors = calibration()
     for column in columns:
-        record = run(column, options.rounds, options.steps_per_round)
+        record = {"processors": processors} | run(column, options.rounds, options.steps_per_round)
         keep(options.records, facts, [record])
         print(f"{column.place}, {column.world} ranks, {column.model}")
         for cell in judged(record):

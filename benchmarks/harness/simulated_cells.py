@@ -11,6 +11,8 @@ from typing import Any
 from dpcore.base.link import Speed, parse_speed
 from dpcore.tools.simulate import Gradients, predict
 from dpcore.tools.simulate.command import named_or_own
+from dpcore.tools.simulate.links import Links
+from dpcore.tools.simulate.processors import Processors
 
 ORACLE = "dpcore oracle"
 MOST_DIFFERENCE = 0.02  # between the halves of a cell that counts
@@ -119,7 +121,9 @@ def predicted_seconds(record: dict[str, Any], contender: str) -> float:
     kind, cap = contender.removeprefix("dpcore "), 1.0
     if kind.rpartition(" ")[2].replace(".", "").isdigit():
         kind, cap = kind.rpartition(" ")[0], float(kind.rpartition(" ")[2])
-    made = predict(work_of(record), link_of(record), named_or_own(kind), cap)
+    made = predict(
+        work_of(record), link_of(record), named_or_own(kind), cap, "auto", processors_of(record)
+    )
     return made.step_ms * 1e-3
 
 
@@ -139,9 +143,15 @@ def work_of(record: dict[str, Any]) -> Gradients:
     )
 
 
-def link_of(record: dict[str, Any]) -> Speed:
-    if record["place"] == "host":
-        return Speed()
-    if goodput := record["goodput_bytes_per_s"]:
-        return Speed(goodput)
-    return parse_speed(record["place"])
+def link_of(record: dict[str, Any]) -> Speed | Links:
+    place = record["place"]
+    if place == "host":
+        return Links.memory()
+    if place.startswith("shaped "):
+        return Links.tcp(parse_speed(place.removeprefix("shaped ")))
+    return parse_speed(place)
+
+
+def processors_of(record: dict[str, Any]) -> Processors:
+    """Of one machine, wherever its ranks believe to be."""
+    return Processors(**record["processors"] | {"ranks": record["world"]})

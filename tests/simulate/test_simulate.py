@@ -244,7 +244,7 @@ def test_runs_over_an_emulated_link_take_what_was_predicted(monkeypatch):
 
     contenders = ("dpcore sequential 1", "dpcore bucketed 1")
     column = Column("200mbit,200us", 2, "sleeping_light", contenders)
-    record = simulated.run(column, rounds=2, steps=2)
+    record = simulated.run(column, rounds=2, steps=2) | {"processors": {}}
     record["rounds_s"] = {name: [min(times)] * 2 for name, times in record["rounds_s"].items()}
     cells = {cell.contender: cell for cell in judged(record)}
     assert set(cells) == set(record["rounds_s"]) - {ORACLE}
