@@ -45,11 +45,12 @@ examples:
   dpcore calibrate --json | jq .operation
 
 In seconds: memory, loopback and network are a step, a message and a byte between two ranks;
-operation is a small operation with nothing to wait for; wake is what a sleeping thread takes to
-run; the bytes are copied, added and given to the kernel by two ranks at once. after_pause is what
-a message of a MiB takes longer when the connection was silent before. Without a file in the cache,
-auto chooses by defaults. Close other programs first: all are the best quarter of many tries, but a
-machine that is never idle has no good quarter.
+operation is a small operation with nothing to wait for, memory_operation one in shared memory;
+wake is what a sleeping thread takes to run; the bytes are copied, added, added and written to a
+peer, and given to the kernel by two ranks at once. after_pause is what a message of a MiB takes
+longer when the connection was silent before. Without a file in the cache, auto chooses by
+defaults. Close other programs first: all are the best quarter of many tries, but a machine that is
+never idle has no good quarter.
 """
 
 INSPECT = """\

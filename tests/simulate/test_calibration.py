@@ -17,11 +17,13 @@ MEASURED = {
     "loopback": [8e-6, 5e-6, 4e-10],
     "added_byte": 5e-11,
     "operation": 20e-6,
+    "memory_operation": 1e-6,
     "message": 2e-6,
     "tcp_message": 5e-6,
     "wake": 30e-6,
     "copied_byte": 1e-10,
     "reduced_byte": 1.5e-10,
+    "fused_byte": 1.2e-10,
     "tcp_byte": 2.5e-10,
 }
 NETWORK = {"network": [60e-6, 9e-6, 8e-9], "after_pause": 2e-3}
@@ -34,10 +36,12 @@ def test_what_is_written_is_read(tmp_path):
     assert found.processors == Processors(
         cores=cores,
         operation=20e-6,
+        memory_operation=1e-6,
         message=2e-6,
         tcp_message=5e-6,
         copied_byte=1e-10,
         reduced_byte=1.5e-10,
+        fused_byte=1.2e-10,
         tcp_byte=2.5e-10,
         wake=30e-6,
         costs=costs.Costs(

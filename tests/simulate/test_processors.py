@@ -7,7 +7,10 @@ from dpcore.tools.simulate import Links, Network, NetworkOperation, Processors
 
 GBIT = Speed(1.25e8, 50e-6)
 MB = 1_000_000
-COSTS = Processors(operation=20e-6, message=2e-6, copied_byte=1e-10, reduced_byte=2e-10, wake=10e-6)
+COSTS = Processors(
+    operation=20e-6, memory_operation=1e-6, message=2e-6, wake=10e-6,
+    copied_byte=1e-10, reduced_byte=2e-10, fused_byte=3e-10,
+)  # fmt: skip
 
 
 def computed(processors, jobs, ranks_per_host=2, world=2):
@@ -58,12 +61,26 @@ def test_operations_in_memory_cost_processors_only():
     for world in (2, 4):
         (seconds,) = seconds_of(memory, 8 * MB, COSTS, world)
         share = (world - 1) / world * 8 * MB
-        assert seconds == pytest.approx(share * 3e-10 + 40e-6)
+        assert seconds == pytest.approx(share * 3e-10 + 1e-6 + 2 * 10e-6)
         assert seconds_of(memory, 8 * MB, Processors.free(), world) == [0.0]
     (small,) = seconds_of(memory, 1000, COSTS)
-    assert small == pytest.approx(20e-6 + 2 * 10e-6, rel=0.1)  # entering, and waking twice
+    assert small == pytest.approx(1e-6 + 2 * 10e-6, rel=0.1)  # entering, and waking twice
+    waited = NetworkOperation(1000, [0.0] * 2, background=False)
+    Network(2, memory, "auto", COSTS).run([waited])
+    assert waited.finished == pytest.approx([1.3e-6] * 2)  # threads that wait poll
     (crowded,) = seconds_of(memory, 8 * MB, Processors(**{**vars(COSTS), "cores": 1}), 2)
     assert crowded == pytest.approx(2 * 4 * MB * 3e-10, rel=0.05)
+
+
+def test_typical_processors_are_those_of_one_machine_and_leave_links_their_time():
+    typical = Processors.typical()
+    assert not typical.is_free
+    (free,), (costly,) = (
+        seconds_of(Links.of(GBIT), 8 * MB, each) for each in (Processors.free(), typical)
+    )
+    assert free < costly < 1.02 * free
+    (memory,) = seconds_of(Links.memory(), 8 * MB, typical)
+    assert 1e-4 < memory < 1e-2
 
 
 def test_a_ring_in_memory_sends_messages():
@@ -89,7 +106,7 @@ def test_links_hide_what_is_cheaper_than_they_are():
 
 def test_computing_beside_an_operation_takes_longer():
     """On one core; the operation takes it for as long as it works."""
-    work = COSTS.reduced_byte + COSTS.copied_byte
+    work = COSTS.fused_byte
     processors = Processors(**{**vars(COSTS), "cores": 1, "ranks": 1})
     network = Network(2, Links.memory(), "auto", processors)
     ends = []
@@ -97,7 +114,7 @@ def test_computing_beside_an_operation_takes_longer():
         network.at(0.0, lambda now, rank=rank: network.compute(rank, 0.1, now, ends.append))
     operation = NetworkOperation(80 * MB, [0.01, 0.01])
     network.run([operation])
-    assert ends == pytest.approx([0.1 + 40 * MB * work + 20e-6] * 2, rel=1e-3)
+    assert ends == pytest.approx([0.1 + 40 * MB * work] * 2, rel=1e-3)
     assert operation.finished[0] == pytest.approx(0.01 + 2 * 40 * MB * work, rel=0.01)
 
 

@@ -18,6 +18,7 @@ import json
 import resource
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,7 +76,7 @@ def _alone(seconds: float) -> dict[str, Any]:
         "tcp_message": tcp_message,
         "wake": wake,
         "tcp_byte": tcp_byte,
-        **on_two(lambda comm: _bytes_of_both(comm, seconds), transport="shm"),
+        **on_two(lambda comm: _in_memory(comm, seconds), transport="shm"),
     }
 
 
@@ -173,8 +174,9 @@ def _all_reduce(comm: Communicator, chunks: int, seconds: float) -> float:
     return _best(call, comm, 1 - comm.rank, seconds)
 
 
-def _bytes_of_both(comm: Communicator, seconds: float) -> dict[str, float]:
-    """Seconds to copy a byte and to add one, outside the caches, on both ranks at once."""
+def _in_memory(comm: Communicator, seconds: float) -> dict[str, float]:
+    """Seconds to copy a byte and to add one, outside the caches, on both ranks at once; of an
+    all-reduce in shared memory, and of each byte that it adds and writes."""
     import numpy as np
 
     from dpcore import _C
@@ -199,7 +201,16 @@ def _bytes_of_both(comm: Communicator, seconds: float) -> dict[str, float]:
             call()
             taken.append(time.thread_time() - begin)
         found[name] = sorted(taken)[len(taken) // 4] / one.nbytes
-    return found
+    # Of two ranks, each adds half of the bytes, and writes them to both.
+    few, many = (
+        _best(partial(_run, comm, comm.empty(n)), comm, 1 - comm.rank, seconds)
+        for n in (16, _LARGE // 4)
+    )
+    return {**found, "memory_operation": few, "fused_byte": max(0.0, many - few) / (_LARGE / 2)}
+
+
+def _run(comm: Communicator, tensor: Any) -> None:
+    comm.all_reduce(tensor)
 
 
 def _tcp_byte(comm: Communicator, seconds: float) -> float:
@@ -272,10 +283,10 @@ def _show(where: Path, measured: dict[str, Any], as_json: bool) -> None:
         if isinstance(value, list):
             step, message, byte = value
             rate = 1e-9 / byte if byte > 0 else float("inf")
-            print(f"{name:<12} {step * 1e6:8.1f} us a step {message * 1e6:8.1f} us a message "
+            print(f"{name:<16} {step * 1e6:8.1f} us a step {message * 1e6:8.1f} us a message "
                   f"{rate:8.2f} GB/s")  # fmt: skip
         elif name.endswith("_byte"):
-            print(f"{name:<12} {1e-9 / value if value > 0 else float('inf'):8.2f} GB/s")
+            print(f"{name:<16} {1e-9 / value if value > 0 else float('inf'):8.2f} GB/s")
         else:
-            print(f"{name:<12} {value * 1e6:8.1f} us")
+            print(f"{name:<16} {value * 1e6:8.1f} us")
     print(f"written to {where}")

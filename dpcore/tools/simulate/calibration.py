@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dpcore.base.link import Speed
 from dpcore.comm.communicators.costs import Costs, Way, cache_file, measured
@@ -19,8 +20,8 @@ from dpcore.tools.simulate.links import FIRST_WINDOW, Links
 from dpcore.tools.simulate.processors import Processors
 
 _NEEDED = (
-    "memory", "added_byte", "operation", "message", "tcp_message", "wake", "copied_byte",
-    "reduced_byte", "tcp_byte",
+    "memory", "added_byte", "operation", "memory_operation", "message", "tcp_message", "wake",
+    "copied_byte", "reduced_byte", "fused_byte", "tcp_byte",
 )  # fmt: skip
 
 
@@ -45,17 +46,8 @@ def calibrated(path: Path | None = None) -> Calibration:
     memory = Way(*found["memory"])
     way = Way(*found.get("network", found.get("loopback", found["memory"])))
     (added,) = found["added_byte"]
-    processors = Processors(
-        cores=cores,
-        operation=found["operation"][0],
-        message=found["message"][0],
-        tcp_message=found["tcp_message"][0],
-        copied_byte=found["copied_byte"][0],
-        reduced_byte=found["reduced_byte"][0],
-        tcp_byte=found["tcp_byte"][0],
-        wake=found["wake"][0],
-        costs=Costs(memory, way, added, where),
-    )
+    costs: dict[str, Any] = {name: found[name][0] for name in _NEEDED[2:]}
+    processors = Processors(cores=cores, costs=Costs(memory, way, added, where), **costs)
     if "network" not in found:
         return Calibration(processors, None, where)
     rate = 1 / way.byte if way.byte else 0.0

@@ -22,7 +22,8 @@ Act = Callable[[float], None]
 
 
 class InMemory:
-    """One operation. ``finish`` is called when a rank is through, with the rank and the moment."""
+    """One operation. ``finish`` is called when a rank is through, with the rank and the moment.
+    ``polls``: threads that wait drive it, and do not sleep."""
 
     def __init__(
         self,
@@ -34,10 +35,12 @@ class InMemory:
         processors: Processors,
         threads: Threads,
         finish: Callable[[int, float], None],
+        polls: bool = False,
     ) -> None:
         self._priority = priority
         self._threads = threads
         self._finish = finish
+        self._polls = polls
         self._waits = not (nbytes <= SMALL_BYTES or algorithm == "one_shot")
         seconds = seconds_of_rank(collective, nbytes, world, processors, self._waits)
         segments = max(1, math.ceil(nbytes / (world if self._waits else 1) / SEGMENT_BYTES))
@@ -50,7 +53,7 @@ class InMemory:
     def _go_on(self, rank: int, done: int, now: float) -> None:
         if done < len(self._parts):
             then = partial(self._go_on, rank, done + 1)
-            self._threads.work(rank, self._parts[done], self._priority, now, then)
+            self._threads.work(rank, self._parts[done], self._priority, now, then, self._polls)
             return
         self._left -= 1
         if not self._waits:
@@ -65,13 +68,12 @@ def seconds_of_rank(
 ) -> float:
     """What one of so many ranks adds and copies. ``is_shared``: each does its part.
 
-    >>> seconds_of_rank("all_reduce", 1_000_000, 2, Processors(copied_byte=1e-9, reduced_byte=2e-9))
+    >>> seconds_of_rank("all_reduce", 1_000_000, 2, Processors(fused_byte=3e-9))
     0.0015
     """
     parts = world if is_shared or collective != "all_reduce" else 1
     of_peers = (world - 1) / parts * nbytes
     if collective == "all_reduce":
-        copied = of_peers if is_shared else nbytes
-        return of_peers * processors.reduced_byte + copied * processors.copied_byte
+        return of_peers * processors.fused_byte
     is_sum = collective == "reduce_scatter"
     return of_peers * (processors.reduced_byte if is_sum else processors.copied_byte)

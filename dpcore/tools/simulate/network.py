@@ -127,7 +127,9 @@ class Network:
         earlier.append(operation)
 
     def _enter(self, operation: NetworkOperation, rank: int, now: float) -> None:
-        seconds = self.processors.operation if self.world > 1 else 0.0
+        is_memory = self.links.is_memory(self.world)
+        seconds = self.processors.memory_operation if is_memory else self.processors.operation
+        seconds = seconds if self.world > 1 else 0.0
         entered = partial(self._entered, operation, rank)
         is_awake = not operation.background
         self.threads.work(rank, seconds, operation.priority, now, entered, is_awake)
@@ -143,26 +145,39 @@ class Network:
         elif self.links.is_memory(self.world) and self._is_fused(algorithm, operation.collective):
             running = InMemory(
                 operation.collective, operation.nbytes, priority, algorithm, self.world,
-                self.processors, self.threads, operation._finish,
+                self.processors, self.threads, operation._finish, not operation.background,
             )  # fmt: skip
-            self._begin(running.begin, priority, now, travels=False)
+            self._begin(running.begin, operation, now, travels=False)
         else:
             # The data of a small one travels with the word that its rank has entered.
             is_posted = self.links.is_posted(operation.nbytes, self.world) and algorithm == "auto"
-            self._begin(_Running(self, operation).begin, priority, now, travels=not is_posted)
+            self._begin(_Running(self, operation).begin, operation, now, travels=not is_posted)
 
     def _is_fused(self, algorithm: Any, collective: str) -> bool:
         is_named = isinstance(algorithm, str) and algorithm in FUSED
         return is_named or not self.choice.has(algorithm, collective)
 
     def _begin(
-        self, begin: Callable[[int, float], None], priority: int, now: float, travels: bool
+        self,
+        begin: Callable[[int, float], None],
+        operation: NetworkOperation,
+        now: float,
+        travels: bool,
     ) -> None:
         """``travels``: the word that the last rank has entered takes a latency to each other."""
         for rank in range(self.world):
             latency = self.links.entry_latency(rank, self.world) if travels else 0.0
-            wake = partial(self.threads.work, rank, 0.0, priority, act=partial(begin, rank))
-            self._at(now + latency, priority, wake)
+            wake = partial(
+                self.threads.work, rank, 0.0, operation.priority,
+                act=partial(begin, rank), is_awake=self.polls(operation),
+            )  # fmt: skip
+            self._at(now + latency, operation.priority, wake)
+
+    def polls(self, operation: NetworkOperation) -> bool:
+        """A thread that waits polls before it sleeps, but not over an emulated link; the progress
+        thread never does."""
+        is_emulated = not (self.links.is_tcp or self.links.is_memory(self.world))
+        return not operation.background and not is_emulated
 
     def at(self, moment: float, act: Callable[[float], None]) -> None:
         """Calls ``act`` with the moment when it has come."""
@@ -300,8 +315,9 @@ class _Running:
             per_byte += processors.copied_byte  # to its place, or to where several are collected
         seconds += job.nbytes * per_byte
         self._network.threads.work(
-            key.target, seconds, self._operation.priority, now, partial(self._has, key)
-        )
+            key.target, seconds, self._operation.priority, now, partial(self._has, key),
+            self._network.polls(self._operation),
+        )  # fmt: skip
 
     def _has(self, key: _Key, now: float) -> None:
         self._taken.add(key)
