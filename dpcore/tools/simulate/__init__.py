@@ -12,6 +12,8 @@
     ranks       steps one after the other: forward, backward, the optimizer, and a launch schedule
     control     a step's buckets: what the schedule calls
     heard, plan, turns   the schedule of a rank, what ranks have in common, a thread for each
+    local_updates        ranks that agree every so many steps
+    stragglers  ranks that compute longer
     training    from gradients, a link and a schedule to the time of a step
     command     ``dpcore simulate``
 
@@ -21,17 +23,23 @@ compare it with runs over emulated links.
 
 from dpcore.tools.simulate.gradients import Gradients, gradients_of
 from dpcore.tools.simulate.links import Links
+from dpcore.tools.simulate.local_updates import LocalUpdates
 from dpcore.tools.simulate.network import Network, NetworkOperation
+from dpcore.tools.simulate.plan import Hook
 from dpcore.tools.simulate.processors import Processors
+from dpcore.tools.simulate.stragglers import Stragglers
 from dpcore.tools.simulate.training import Prediction, predict
 
 __all__ = [
     "Gradients",
+    "Hook",
     "Links",
+    "LocalUpdates",
     "Network",
     "NetworkOperation",
     "Prediction",
     "Processors",
+    "Stragglers",
     "gradients_of",
     "predict",
 ]

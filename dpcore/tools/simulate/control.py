@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from dpcore.tools.simulate.heard import HeardSchedule
-from dpcore.tools.simulate.plan import Matching, Plan
+from dpcore.tools.simulate.plan import Matching
 from dpcore.tools.simulate.turns import Flight, Turns
 
 _Request = tuple[tuple[int, ...], int, bool, Any]  # buckets, priority, background, algorithm
@@ -25,13 +25,13 @@ class Control:
         self,
         turns: Turns,
         schedule: HeardSchedule,
-        plan: Plan,
         matching: Matching,
         number: int,
         update_seconds: float,
     ) -> None:
-        self._turns, self._schedule, self._plan = turns, schedule, plan
-        self._matching, self._number, self._update_seconds = matching, number, update_seconds
+        self._turns, self._schedule, self._matching = turns, schedule, matching
+        self._plan = plan = matching.plan
+        self._hook, self._number, self._update_seconds = matching.hook, number, update_seconds
         self._first, *self._later = schedule.phases
         self.missing = [len(bucket) for bucket in plan.buckets]
         self.first_gradient = 0.0  # the moment
@@ -58,8 +58,8 @@ class Control:
 
     @property
     def in_flight(self) -> int:
-        first = {id(flight): flight for _, flight in self._flights.values()}
-        return sum(not flight.is_over for flight in (*first.values(), *self._gathers.values()))
+        first = {numbers: self.is_over(numbers[0]) for numbers, _ in self._flights.values()}
+        return sum(not over for over in (*first.values(), *map(self.is_over, self._gathers)))
 
     @property
     def elapsed_ms(self) -> float:
@@ -87,8 +87,11 @@ class Control:
     def is_over(self, bucket: int) -> bool:
         if self._known(bucket) in self._gathers:
             return self._gathers[bucket].is_over
-        is_there = bucket in self._flights and self._flights[bucket][1].is_over
-        return is_there or bucket in self._complete
+        return bucket in self._complete or self._has_come(bucket)
+
+    def _has_come(self, bucket: int) -> bool:
+        """A hook's result comes in a wait."""
+        return self._hook is None and bucket in self._flights and self._flights[bucket][1].is_over
 
     def max_over_ranks(self, values: Sequence[float]) -> list[float]:
         turns = self._turns
@@ -161,6 +164,9 @@ class Control:
             if bucket in self._requested:
                 self._make_room()
                 request = self._requested[bucket]
+                if self._hook is not None:
+                    request = ((bucket,), *request[1:])  # a hook gets each by itself
+                    self._turns.compute(self._hook.before * self._plan.bytes[bucket])
                 flight = self._send(self._first, request)
                 self._flights.update(dict.fromkeys(request[0], (request[0], flight)))
                 self._next += len(request[0])
@@ -239,6 +245,8 @@ class Control:
 
     def _finish_first(self, numbers: tuple[int, ...], flight: Flight) -> None:
         self._wait_for(flight, self._first, numbers)
+        if self._hook is not None:
+            self._turns.compute(self._hook.after * sum(self._plan.bytes[n] for n in numbers))
         for number in numbers:
             self._complete.add(number)
             self._enter(number, 1)
@@ -300,8 +308,8 @@ class Control:
 
     def notice_complete(self) -> None:
         """Tells the schedule of buckets that became averages while backward went on."""
-        for bucket, (_, flight) in list(self._flights.items()):
-            if bucket not in self._complete and flight.is_over:
+        for bucket in list(self._flights):
+            if bucket not in self._complete and self._has_come(bucket):
                 self.wait(bucket)
 
     def check_all_launched(self) -> None:

@@ -7,17 +7,18 @@ in flight goes on under the next forward.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Protocol
 
 from dpcore.errors import Error
 from dpcore.tools.simulate.control import Control
 from dpcore.tools.simulate.gradients import Gradients
 from dpcore.tools.simulate.heard import HeardSchedule
 from dpcore.tools.simulate.network import Network
-from dpcore.tools.simulate.plan import Matching, Plan
+from dpcore.tools.simulate.plan import Matching
+from dpcore.tools.simulate.stragglers import Pace
 from dpcore.tools.simulate.turns import Turns
 
 _SAME = 1e-4  # steps that differ by less than this share of one are alike
@@ -45,17 +46,21 @@ class _Steady(Exception):
     """All further steps are like the last one."""
 
 
+StepIsOver = Callable[[int, Turns], None]
+
+
+class Program(Protocol):
+    """What a rank runs."""
+
+    turns: Turns
+
+
 def run(
-    work: Gradients,
-    plan: Plan,
-    network: Network,
-    schedules: Sequence[Any],
-    steps: int,
-    until_steady: bool,
+    network: Network, made: Callable[[int, StepIsOver], Program], until_steady: bool
 ) -> list[Steps]:
-    """The steps of each simulated rank. ``schedules``: one for each. ``until_steady``: no further
-    step once two take as long on every rank."""
-    matching = Matching(plan)
+    """The steps of each simulated rank. ``made``: the program of a rank, which calls what it is
+    given at the end of each step. ``until_steady``: no further step once two take as long on every
+    rank."""
     done = [Steps() for _ in range(network.ranks)]
 
     def step_is_over(rank: int, turns: Turns) -> None:
@@ -68,13 +73,7 @@ def run(
                 del each.ends[count:], each.waits[count:]
             raise _Steady
 
-    ranks = [
-        _Rank(
-            rank, work, plan, network, matching, HeardSchedule(each, len(plan.buckets)), steps,
-            step_is_over,
-        )
-        for rank, each in enumerate(schedules)
-    ]  # fmt: skip
+    ranks = [made(rank, step_is_over) for rank in range(network.ranks)]
     try:
         for rank in ranks:
             network.at(0.0, rank.turns.resume)
@@ -93,34 +92,35 @@ def run(
     return done
 
 
-class _Rank:
+class Rank:
+    """Trains for some steps with a launch schedule."""
+
     def __init__(
         self,
         rank: int,
         work: Gradients,
-        plan: Plan,
         network: Network,
-        matching: Matching,
         schedule: HeardSchedule,
+        matching: Matching,
+        pace: Pace,
         steps: int,
-        step_is_over: Any,
+        step_is_over: StepIsOver,
     ) -> None:
-        self.turns = Turns(rank, network, self._program)
-        self._work, self._plan, self._matching = work, plan, matching
+        self._work, self._matching, self._plan = work, matching, matching.plan
         self._schedule, self._steps, self._step_is_over = schedule, steps, step_is_over
         self._begins = work.begins[rank]
         ready = work.ready[rank]
         self._arrivals = sorted((ready[gradient], gradient) for gradient in range(len(ready)))
+        self._pace_of, self._pace = pace, 1.0
+        self.turns = Turns(rank, network, self._program)
 
     def _program(self) -> None:
         before: Control | None = None
         for number in range(self._steps):
             self.turns.where = "forward"
+            self._pace = self._pace_of(self.turns.rank, number)
             self._forward(before)
-            step = Control(
-                self.turns, self._schedule, self._plan, self._matching, number,
-                self._work.update[self.turns.rank],
-            )  # fmt: skip
+            step = Control(self.turns, self._schedule, self._matching, number, self._update_seconds)
             self.turns.where = "backward"
             self._backward(step)
             self.turns.where = "optimizer"
@@ -129,7 +129,11 @@ class _Rank:
             before = step
 
     def _compute(self, seconds: float) -> None:
-        self.turns.compute(seconds, self._work.busy[self.turns.rank])
+        self.turns.compute(seconds * self._pace, self._work.busy[self.turns.rank])
+
+    @property
+    def _update_seconds(self) -> float:
+        return self._work.update[self.turns.rank] * self._pace
 
     def _forward(self, before: Control | None) -> None:
         done = 0.0
@@ -175,9 +179,10 @@ class _Rank:
     def _await_or_defer(self, step: Control) -> None:
         """The program may read gradients now, unless something waits for them later."""
         schedule = self._schedule
-        if not step.is_in_flight or schedule.has_update or "optimizer_step" in schedule.listens:
+        defers = schedule.has_update or "optimizer_step" in schedule.listens
+        if not step.is_in_flight or (defers and self._matching.hook is None):
             return
-        if "forward_begin" in schedule.listens:
+        if "forward_begin" in schedule.listens and not defers:
             raise schedule.error(
                 "leaves buckets in flight at the end of backward and waits for them in "
                 "forward_begin, after the optimizer has used their gradients. Wait in "
@@ -193,4 +198,4 @@ class _Rank:
             step.check_all_gathered()
         elif not self._schedule.has_update:
             step.wait_for_all()
-            self.turns.compute(self._work.update[self.turns.rank])
+            self.turns.compute(self._update_seconds)

@@ -20,15 +20,18 @@ from dpcore.errors import Unsupported
 from dpcore.reference.buckets import plan_buckets
 from dpcore.reference.launches import ACROSS_STEPS, SCHEDULES, make_launch_schedule
 from dpcore.tools.simulate.gradients import DEFAULT_CAPS, Gradients
-from dpcore.tools.simulate.heard import copies_for, name_of
+from dpcore.tools.simulate.heard import HeardSchedule, copies_for, name_of
 from dpcore.tools.simulate.links import Links
+from dpcore.tools.simulate.local_updates import LocalUpdates, local_ranks
 from dpcore.tools.simulate.network import Network
-from dpcore.tools.simulate.plan import Plan
+from dpcore.tools.simulate.plan import Hook, Matching, Plan
 from dpcore.tools.simulate.processors import Processors
-from dpcore.tools.simulate.ranks import Steps, run
+from dpcore.tools.simulate.ranks import Rank, Steps, run
+from dpcore.tools.simulate.stragglers import Stragglers
 
 STEPS = 20
 _LAST = 5  # steps that count, after which a schedule has learned what it learns
+_LAST_DRAWN = 15  # the same where no two steps are alike
 _CAPS_ACROSS_STEPS = (1 << 20,)  # of DataParallel
 _MOST_BYTES = 1 << 40
 
@@ -57,15 +60,19 @@ class Prediction:
 def predict(
     work: Gradients,
     link: Speed | Links,
-    schedule: str | Any = "bucketed",
+    schedule: str | LocalUpdates | Any = "bucketed",
     bucket_cap_mb: float | None = None,
     algorithm: str = "two_shot",
     processors: Processors = Processors.free(),  # noqa: B008
+    stragglers: Stragglers = Stragglers(),  # noqa: B008
+    hook: Hook | None = None,
 ) -> Prediction:
     """The step of a schedule over a link: of one with a name, or of a ``dpcore.LaunchSchedule`` (a
     class, or an object that every simulated rank gets a copy of), which may learn: it runs 20
-    steps, and the last ones count. One with a name runs until two steps take as long.
-    ``processors``: what communication costs them, and how many there are.
+    steps, and the last ones count. One with a name runs until two steps take as long, or 20 steps.
+    ``LocalUpdates`` in its place predict a step of ``dp.LocalSGD`` or ``dp.DiLoCo``.
+    ``processors``: what communication costs them, and how many there are. ``stragglers``: ranks
+    that compute longer. ``hook``: what a communication hook does with each bucket.
     Without ``bucket_cap_mb``, with the caps of the run that the gradients are from.
 
     >>> ready = [0.01 * i for i in range(1, 9)]
@@ -74,33 +81,55 @@ def predict(
     80.0
     """
     _check(work, bucket_cap_mb)
-    named = isinstance(schedule, str)
-    name = schedule if named else name_of(schedule)
-    network = network_for(work, link, algorithm, processors)
-    of_ranks = copies_for(_named(schedule) if named else schedule, network.ranks)
-    with naming_the_line(f"schedule {name!r}"):
-        across = "update" in of_ranks[0].phases()
-        caps = list(of_ranks[0].caps(_caps(work, across, bucket_cap_mb)))
-    plan = Plan(work.sizes, _buckets(work, caps, across), work.modules)
-    steps = run(work, plan, network, of_ranks, STEPS, until_steady=named)
-    last = 1 if len(steps[0].ends) < STEPS else _LAST
+    pace = stragglers.pace(work)
+    network = network_for(work, link, algorithm, processors, stragglers == Stragglers())
+    caps: list[int] = []
+    buckets: list[list[int]] = []
+    if isinstance(schedule, LocalUpdates):
+        if hook is not None:
+            raise Unsupported(f"{schedule}: hooks are for gradients, and local updates send none")
+        name, last = str(schedule), schedule.sync_every
+        steps = run(network, local_ranks(work, network, schedule, pace), until_steady=False)
+        bound = bound_seconds(work, link, True, schedule.share(work.world))
+    else:
+        named = isinstance(schedule, str)
+        name = schedule if named else name_of(schedule)
+        of_ranks = copies_for(_named(schedule) if named else schedule, network.ranks)
+        with naming_the_line(f"schedule {name!r}"):
+            across = "update" in of_ranks[0].phases()
+            caps = list(of_ranks[0].caps(_caps(work, across, bucket_cap_mb)))
+        if across and hook is not None:
+            raise Unsupported(f"schedule {name!r} does not work with communication hooks")
+        buckets = _buckets(work, caps, across)
+        matching = Matching(Plan(work.sizes, buckets, work.modules), hook)
+        heard = [HeardSchedule(each, len(buckets)) for each in of_ranks]
+        steps = run(
+            network,
+            lambda rank, step_is_over: Rank(
+                rank, work, network, heard[rank], matching, pace, STEPS, step_is_over
+            ),
+            until_steady=named and not stragglers.are_drawn,
+        )
+        last = _LAST if not named else 1 if len(steps[0].ends) < STEPS else _LAST_DRAWN
+        bound = bound_seconds(work, link, across, 1.0 if hook is None else hook.share)
     waits = _waits(steps, last)
     return Prediction(
         schedule=name,
         algorithm=algorithm,
         bucket_cap_mb=bucket_cap_mb,
-        buckets=len(plan.buckets),
+        buckets=len(buckets),
         step_ms=round(max(each.seconds(last) for each in steps) * 1e3, 3),
         exposed_ms=round(sum(waits.values()), 3),
-        bound_ms=round(bound_seconds(work, link, across) * 1e3, 3),
+        bound_ms=round(bound * 1e3, 3),
         waits={what: round(ms, 3) for what, ms in waits.items()},
         caps_mb=[cap / (1 << 20) for cap in caps],
     )
 
 
 def network_for(
-    work: Gradients, link: Speed | Links, algorithm: str, processors: Processors
+    work: Gradients, link: Speed | Links, algorithm: str, processors: Processors, are_alike: bool
 ) -> Network:
+    """``are_alike``: no rank straggles."""
     return Network(work.world, link, algorithm, processors)
 
 
@@ -124,14 +153,17 @@ def _check(work: Gradients, cap_mb: float | None) -> None:
         )
 
 
-def bound_seconds(work: Gradients, link: Speed | Links, across: bool = False) -> float:
+def bound_seconds(
+    work: Gradients, link: Speed | Links, across: bool = False, share: float = 1.0
+) -> float:
     """Computing alone, or the time to the first gradient and all bytes at full bandwidth; if
-    communication goes on ``across`` steps, computing alone or all bytes."""
+    communication goes on ``across`` steps, computing alone or all bytes. ``share``: of the bytes,
+    what travels."""
     computed = work.compute_seconds
     if work.world == 1:
         return computed
     first = max(f + min(r) for f, r in zip(work.forward, work.ready, strict=True))
-    sending = Links.of(link).least_seconds(sum(work.sizes), work.world)
+    sending = Links.of(link).least_seconds(round(sum(work.sizes) * share), work.world)
     return max(computed, sending if across else first + sending)
 
 
