@@ -121,6 +121,15 @@ def test_real_links_carry_headers_and_begin_slowly():
     assert again[2] - 1.0 > MB / (0.9 * 1.25e8) + 3e-3  # after a pause it is not
 
 
+def test_a_shaper_lets_a_burst_pass_after_a_pause():
+    """As tc's tbf does: so many bytes are saved up, and no more."""
+    shaped = Links(Speed(1.25e8), burst=250_000)
+    messages = [(0.0, 0, 1, MB, 0), (1e-3, 0, 1, MB, 0), (1.0, 0, 1, 200_000, 0)]
+    first, second, after_pause = arrivals(shaped, messages)
+    assert (first, second) == (pytest.approx(6e-3), pytest.approx(14e-3))
+    assert after_pause == pytest.approx(1.0)
+
+
 def all_reduce_seconds(links, algorithm, world=8, nbytes=8 * MB):
     operation = NetworkOperation(nbytes, [0.0] * world)
     Network(world, links, algorithm).run([operation])

@@ -47,6 +47,7 @@ class _Card:
     ingress_rate: float
     ready: list[tuple[int, int, Message]] = field(default_factory=list)  # a heap, by urgency
     is_sending: bool = False
+    clock: float = -math.inf  # of a shaper: when all that was sent has left at the link's rate
     asked_for: list[tuple[int, int, Message, Act]] = field(default_factory=list)  # a heap as well
     ingress_free: float = 0.0
     is_taking: bool = False
@@ -118,7 +119,10 @@ class Cards:
         urgency, order, message = heapq.heappop(card.ready)
         nbytes = min(message.left, FRAGMENT_BYTES)
         message.left -= nbytes
-        ends = now + message.seconds(nbytes) * (2 if message.is_lost else 1)
+        transfer = message.seconds(nbytes) * (2 if message.is_lost else 1)
+        # After a pause, a shaper lets a burst pass at once.
+        card.clock = max(card.clock, now - message.seconds(self._links.burst)) + transfer
+        ends = max(now, card.clock)
         card.is_sending = True
         self._at(ends, partial(self._is_free, card))
         gone = self._through_switches(message, nbytes, now, ends)

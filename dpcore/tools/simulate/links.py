@@ -8,7 +8,8 @@
 A message within a host passes the sender's own port at the speed ``intra``; between hosts it passes
 the host's card at ``inter``. What several send at once, they share.
 
-The last three fields are what TCP does over a real network; an emulated link has none of it.
+The last four fields are what TCP and a shaper do over a real network; an emulated link has none of
+it.
 ``draw`` is the twin of the function in ``csrc/comm/transport/link.cpp``.
 """
 
@@ -36,8 +37,8 @@ class Links:
     ``oversubscribed``: what all cards could send together is so many times what the switches carry.
     ``pairs``: the speed by sender and receiver, in place of ``inter``. ``goodput``: the share of
     the bandwidth that payload gets. ``first_window``: bytes on the way at the begin and after a
-    pause, doubled with each round trip; 0 for no such ramp. ``is_tcp``: whether messages are cut,
-    and take turns, as over TCP.
+    pause, doubled with each round trip; 0 for no such ramp. ``burst``: bytes that a shaped link
+    sends at once after a pause. ``is_tcp``: whether messages are cut, and take turns, as over TCP.
     """
 
     inter: Speed
@@ -47,6 +48,7 @@ class Links:
     pairs: tuple[tuple[Speed, ...], ...] = ()
     goodput: float = 1.0
     first_window: int = 0
+    burst: int = 0
     is_tcp: bool = False
 
     def __post_init__(self) -> None:
@@ -85,14 +87,16 @@ class Links:
         return cls(inter, intra, ranks_per_host, oversubscribed)
 
     @classmethod
-    def tcp(cls, speed: Speed) -> Links:
-        """A real Ethernet link of this bandwidth, or one that the kernel shapes to it: headers take
-        a part of it, and a connection begins slowly.
+    def tcp(cls, speed: Speed, burst: int = 0, first_window: int = FIRST_WINDOW) -> Links:
+        """A real Ethernet link of this bandwidth, or one that the kernel shapes to it (tc's tbf has
+        a ``burst``): headers take a part of it, and connections begin slowly.
 
         >>> round(Links.tcp(Speed(1.25e8, 50e-6)).goodput, 3)
         0.956
         """
-        return cls(speed, goodput=ETHERNET_GOODPUT, first_window=FIRST_WINDOW, is_tcp=True)
+        return cls(
+            speed, goodput=ETHERNET_GOODPUT, first_window=first_window, burst=burst, is_tcp=True
+        )
 
     @classmethod
     def memory(cls) -> Links:
