@@ -37,7 +37,7 @@ import dpcore as dp
 from benchmarks.across_steps import ORACLE, WARM_STEPS, Contender, turn
 from benchmarks.harness.options import script_parser
 from benchmarks.harness.shaped import on_hosts
-from benchmarks.harness.simulated_cells import COLUMNS, Column, judged
+from benchmarks.harness.simulated_cells import COLUMNS, LOCAL, Column, judged
 from dpcore.base.link import parse_speed
 from dpcore.tools import hosts as namespaces
 from dpcore.tools.compare.training.ranks import beside_gloo
@@ -49,27 +49,19 @@ from dpcore.tools.simulate.calibration import calibrated
 TRACED_STEPS = 8
 
 
-class Local:
+class Local(Contender):
     """Trains alone and averages parameters every few steps."""
 
     def __init__(self, name: str, model: str, comm: Any) -> None:
-        self._plain = Contender(ORACLE, model, comm)
+        super().__init__(ORACLE, model, comm)
         self.name = name
-        module = self._plain.model.module
-        self.every = int(name.rpartition(" ")[2])
-        self._averaging = dp.LocalSGD(module, self._plain.optimizer, self.every, comm=comm)
-
-    def step(self) -> None:
-        with self._averaging:
-            for _ in range(self.every):
-                self._plain.step()
-
-    def end_turn(self) -> None:
-        """Nothing is in flight."""
+        every = int(name.rpartition(" ")[2])
+        self.averaging = dp.LocalSGD(self.model.module, self.optimizer, every, comm=comm)
+        self.averaging.__enter__()
 
 
 def contender(name: str, model: str, comm: Any) -> Any:
-    return (Local if name.startswith("local") else Contender)(name, model, comm)
+    return (Local if name == LOCAL else Contender)(name, model, comm)
 
 
 @beside_gloo
@@ -85,8 +77,11 @@ def measure(
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for number in range(rounds):
         for one in in_turn(made, number):
-            times[one.name].append(turn(one, comm, steps) / getattr(one, "every", 1))
+            times[one.name].append(turn(one, comm, steps))
     oracle = next(one for one in made if one.name == ORACLE)
+    for one in made:
+        if isinstance(one, Local):
+            one.averaging.__exit__(None, None, None)
     del made, one  # they would be in the trace as well
     updates = []
     with dp.trace(Path(folder) / "oracle.json", comm=comm):
@@ -161,9 +156,13 @@ def main() -> int:
     made.add_argument("--models", default="", help="the same of models")
     made.add_argument("--worlds", default="", help="the same of numbers of ranks")
     made.add_argument("--rounds", type=int, default=8, help="in which all take turns")
-    made.add_argument("--steps-per-round", type=int, default=4, help="of a turn, after one more")
+    made.add_argument(
+        "--steps-per-round", type=int, default=4, help="of a turn, after one more: a multiple of 4"
+    )
     made.add_argument("--records", type=Path, default=ROOT / "benchmarks/results/simulated.jsonl")
     options = made.parse_args()
+    if options.steps_per_round % 4:
+        made.error("--steps-per-round: a multiple of 4, after which local updates average")
     columns = chosen(options)
     if any(column.shaped_rate for column in columns) and (reason := namespaces.why_not()):
         print(f"simulated: {reason}", file=sys.stderr)

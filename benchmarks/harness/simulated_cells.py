@@ -9,18 +9,22 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dpcore.base.link import Speed, parse_speed
+from dpcore.tools.hosts import burst_of
 from dpcore.tools.simulate import Gradients, predict
 from dpcore.tools.simulate.command import named_or_own
 from dpcore.tools.simulate.links import Links
+from dpcore.tools.simulate.local_updates import LocalUpdates
 from dpcore.tools.simulate.processors import Processors
 
 ORACLE = "dpcore oracle"
 MOST_DIFFERENCE = 0.02  # between the halves of a cell that counts
+VETH_LATENCY = 20e-6  # between network namespaces
 OWN = "dpcore examples/launch_schedules.py:Window 1"
 
 WITHIN = ("dpcore sequential 1", "dpcore bucketed 1", "dpcore bucketed 4")
 ACROSS = ("dpcore priority", "dpcore dear", "dpcore zero1")
-ALL = (*WITHIN, *ACROSS, OWN)
+LOCAL = "local 4"  # LocalSGD
+ALL = (*WITHIN, *ACROSS, OWN, LOCAL)
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,7 @@ COLUMNS = (
     Column("1gbit,50us", 2, "transformer"),
     Column("10gbit,20us", 2, "resnet18_shapes"),
     Column("10gbit,20us", 2, "transformer"),
-    Column("10gbit,20us", 2, "mlp", WITHIN),
+    Column("10gbit,20us", 2, "mlp", (*WITHIN, LOCAL)),
     Column("100mbit,100us", 2, "sleeping_light"),
     Column("1gbit,50us", 4, "sleeping"),
     Column("250mbit,50us", 4, "sleeping_light"),
@@ -59,7 +63,7 @@ COLUMNS = (
     Column("shaped 1gbit", 4, "sleeping"),
     Column("host", 2, "sleeping"),
     Column("host", 2, "transformer"),
-    Column("host", 2, "mlp", WITHIN),
+    Column("host", 2, "mlp", (*WITHIN, LOCAL)),
     Column("host", 4, "sleeping_light"),
 )
 
@@ -118,12 +122,18 @@ def difference_of_halves(times: Sequence[float], alone: Sequence[float]) -> floa
 
 
 def predicted_seconds(record: dict[str, Any], contender: str) -> float:
+    if contender == LOCAL:
+        updates = LocalUpdates(int(LOCAL.rpartition(" ")[2]))
+        return _seconds(record, updates)
     kind, cap = contender.removeprefix("dpcore "), 1.0
     if kind.rpartition(" ")[2].replace(".", "").isdigit():
         kind, cap = kind.rpartition(" ")[0], float(kind.rpartition(" ")[2])
-    made = predict(
-        work_of(record), link_of(record), named_or_own(kind), cap, "auto", processors_of(record)
-    )
+    return _seconds(record, named_or_own(kind), cap)
+
+
+def _seconds(record: dict[str, Any], schedule: Any, cap: float | None = None) -> float:
+    processors = processors_of(record)
+    made = predict(work_of(record), link_of(record), schedule, cap, "auto", processors)
     return made.step_ms * 1e-3
 
 
@@ -148,7 +158,9 @@ def link_of(record: dict[str, Any]) -> Speed | Links:
     if place == "host":
         return Links.memory()
     if place.startswith("shaped "):
-        return Links.tcp(parse_speed(place.removeprefix("shaped ")))
+        rate = place.removeprefix("shaped ")
+        speed = replace(parse_speed(rate), latency=VETH_LATENCY)
+        return Links.tcp(speed, burst=int(burst_of(rate).removesuffix("kb")) << 10, first_window=0)
     return parse_speed(place)
 
 
