@@ -9,6 +9,7 @@ from dpcore.comm.communicators import costs
 from dpcore.errors import Unsupported
 from dpcore.tools.simulate import Network, NetworkOperation
 from dpcore.tools.simulate.calibration import calibrated
+from dpcore.tools.simulate.choice import DEFAULT_COSTS
 from dpcore.tools.simulate.links import FIRST_WINDOW
 from dpcore.tools.simulate.processors import Processors
 
@@ -44,9 +45,7 @@ def test_what_is_written_is_read(tmp_path):
         fused_byte=1.2e-10,
         tcp_byte=2.5e-10,
         wake=30e-6,
-        costs=costs.Costs(
-            costs.Way(2e-6, 1e-6, 2e-10), costs.Way(8e-6, 5e-6, 4e-10), 5e-11, str(path)
-        ),
+        costs=costs.Costs(costs.Way(2e-6, 1e-6, 2e-10), DEFAULT_COSTS.network, 5e-11, str(path)),
     )
     assert (found.network, found.source) == (None, str(path))
 

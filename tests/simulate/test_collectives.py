@@ -61,6 +61,13 @@ def test_auto_is_what_a_communicator_over_that_link_chooses(world, monkeypatch, 
     assert len(set(ours.values())) > 2
 
 
+def test_auto_does_not_know_how_fast_a_real_link_is():
+    """Without a calibrated network it takes the default of 10 Gbit/s for it."""
+    slow = Speed(1.25e7, 20e-6)
+    assert choose("all_reduce", 40_000, 4, Links.of(slow)) == "two_shot"
+    assert choose("all_reduce", 40_000, 4, Links.tcp(slow)) == "one_shot"
+
+
 @pytest.mark.parametrize("world", [3, 4, 8])
 @pytest.mark.parametrize(("collective", "algorithm"), ALL)
 def test_lanes_are_the_programs_of_the_core(world, collective, algorithm):

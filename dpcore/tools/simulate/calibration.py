@@ -16,6 +16,7 @@ from typing import Any
 from dpcore.base.link import Speed
 from dpcore.comm.communicators.costs import Costs, Way, cache_file, measured
 from dpcore.errors import Unsupported
+from dpcore.tools.simulate.choice import DEFAULT_COSTS
 from dpcore.tools.simulate.links import FIRST_WINDOW, Links
 from dpcore.tools.simulate.processors import Processors
 
@@ -44,7 +45,7 @@ def calibrated(path: Path | None = None) -> Calibration:
             "without a launcher"
         )
     memory = Way(*found["memory"])
-    way = Way(*found.get("network", found.get("loopback", found["memory"])))
+    way = Way(*found["network"]) if "network" in found else DEFAULT_COSTS.network
     (added,) = found["added_byte"]
     costs: dict[str, Any] = {name: found[name][0] for name in _NEEDED[2:]}
     processors = Processors(cores=cores, costs=Costs(memory, way, added, where), **costs)

@@ -89,7 +89,9 @@ def choose(
     if links.is_posted(nbytes, world):
         return "one_shot" if collective == "all_reduce" else "direct"
     best, best_seconds = "", 0.0
-    prices = _prices(collective, tuple(links.hosts(world)), over_link(costs, links.speed(0, 1)))
+    # Over a real network a communicator knows what was calibrated, and not how fast a link is.
+    known = costs if links.is_tcp else over_link(costs, links.speed(0, 1))
+    prices = _prices(collective, tuple(links.hosts(world)), known)
     for name, is_ordered, (fixed, per_byte) in sorted(prices, key=lambda one: not one[1]):
         seconds = fixed + per_byte * nbytes
         if not best or seconds < best_seconds * (1 - _NOISE if is_ordered else _WORTH):
