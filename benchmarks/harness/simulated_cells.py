@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dpcore.base.link import Speed, parse_speed
-from dpcore.tools.hosts import burst_of
+from dpcore.tools.hosts import burst_bytes
 from dpcore.tools.simulate import Gradients, predict
 from dpcore.tools.simulate.command import named_or_own
 from dpcore.tools.simulate.links import Links
@@ -160,7 +160,8 @@ def link_of(record: dict[str, Any]) -> Speed | Links:
     if place.startswith("shaped "):
         rate = place.removeprefix("shaped ")
         speed = replace(parse_speed(rate), latency=VETH_LATENCY)
-        return Links.tcp(speed, burst=int(burst_of(rate).removesuffix("kb")) << 10, first_window=0)
+        # benchmarks/harness/shaped.py: connections keep their rate in a pause.
+        return Links.tcp(speed, burst=burst_bytes(rate), first_window=0)
     return parse_speed(place)
 
 

@@ -79,6 +79,15 @@ def burst_of(rate: str) -> str:
     return _BURSTS.get(rate, _OTHER_BURST)
 
 
+def burst_bytes(rate: str) -> int:
+    """
+    >>> burst_bytes("100mbit")
+    32768
+    """
+    words = burst_of(rate)
+    return int(words[:-2]) << {"kb": 10, "mb": 20}[words[-2:]]
+
+
 class Hosts:
     def __init__(self, names: list[str], switch: str) -> None:
         self.names = names
