@@ -78,6 +78,27 @@ def test_modules_of_a_trace(tmp_path):
         gradients_of(write_trace(tmp_path / "wrong.json", models=wrong))
 
 
+def test_a_description_may_say_what_forward_needs_when(tmp_path):
+    def described(*needed):
+        gradients = [{"bytes": 4096, "ready_ms": 2, "needed_ms": each} for each in needed]
+        gradients.append({"bytes": 8192, "ready_ms": 1, "needed_ms": 3})
+        content = {"forward_ms": 5, "backward_ms": 2, "update_ms": 4, "gradients": gradients}
+        (tmp_path / "gradients.json").write_text(json.dumps(content))
+        return gradients_of(tmp_path / "gradients.json")
+
+    work = described(4, 1)
+    assert work.modules == [[1], [2], [0]]
+    assert work.begins == [pytest.approx([1e-3, 3e-3, 4e-3])]
+    assert work.update == pytest.approx([4e-3])
+    with pytest.raises(Error, match="needs a gradient at 6 ms, after the end of forward at 5 ms"):
+        described(6)
+    content = json.loads((tmp_path / "gradients.json").read_text())
+    del content["gradients"][0]["needed_ms"]
+    (tmp_path / "gradients.json").write_text(json.dumps(content))
+    with pytest.raises(Error, match="says needed_ms of 1 of 2 gradients"):
+        gradients_of(tmp_path / "gradients.json")
+
+
 def test_steps_of_torchs_own_profile():
     work = gradients_of(*GLOO)
     assert len(work.spread) == 3

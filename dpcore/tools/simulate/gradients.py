@@ -102,6 +102,9 @@ def gradients_of(path: Path, *more: Path) -> Gradients:
     takes them, or from a description such as
 
     ``{"forward_ms": 5, "backward_ms": 9, "gradients": [{"bytes": 4096, "ready_ms": 2.5}]}``
+
+    It may also say ``"update_ms"``, the optimizer's time, and of each gradient ``"needed_ms"``:
+    when forward begins with its parameter.
     """
     if not more and not os.path.isdir(path):
         content = content_of(path)
@@ -116,6 +119,11 @@ def _is_in_order(content: dict[str, Any]) -> str:
     last = max((gradient["ready_ms"] for gradient in gradients), default=0)
     if last > backward_ms:
         return f"has a gradient at {last} ms, after the end of backward at {backward_ms} ms"
+    needed = [gradient["needed_ms"] for gradient in gradients if "needed_ms" in gradient]
+    if needed and len(needed) < len(gradients):
+        return f"says needed_ms of {len(needed)} of {len(gradients)} gradients"
+    if max(needed, default=0) > (forward_ms := content["forward_ms"]):
+        return f"needs a gradient at {max(needed)} ms, after the end of forward at {forward_ms} ms"
     return "" if gradients else "has an empty list of gradients"
 
 
@@ -123,8 +131,9 @@ _MS = number(0, 1e9, "milliseconds, from 0 on")
 _DESCRIPTION = Fields(
     {
         "forward_ms": _MS, "backward_ms": _MS,
-        "gradients": ListOf(Fields({"bytes": whole(), "ready_ms": _MS})),
+        "gradients": ListOf(Fields({"bytes": whole(), "ready_ms": _MS}, {"needed_ms": _MS})),
     },
+    {"update_ms": _MS},
     agree=_is_in_order,
 )  # fmt: skip
 
@@ -132,12 +141,17 @@ _DESCRIPTION = Fields(
 def _of_description(content: dict[str, Any]) -> Gradients:
     _DESCRIPTION.check(content)
     gradients = content["gradients"]
+    needed = [gradient["needed_ms"] for gradient in gradients if "needed_ms" in gradient]
+    order = sorted(range(len(needed)), key=needed.__getitem__)
     return Gradients(
         sizes=[g["bytes"] for g in gradients],
         kinds=[0] * len(gradients),
         forward=[content["forward_ms"] * 1e-3],
         backward=[content["backward_ms"] * 1e-3],
         ready=[[g["ready_ms"] * 1e-3 for g in gradients]],
+        modules=[[gradient] for gradient in order],
+        begins=[[needed[gradient] * 1e-3 for gradient in order]],
+        update=[content.get("update_ms", 0.0) * 1e-3],
     )
 
 
