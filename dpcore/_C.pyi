@@ -309,6 +309,9 @@ class Communicator:
     def split(self, color: int, key: int, /) -> Communicator | None:
         """The group of the ranks with this color; None for a negative one."""
 
+    def run_by_default(self, schedule: Schedule, /) -> None:
+        """Lets calls of its collective that name no algorithm run it; before the first call."""
+
     def unacknowledged_failure(self) -> tuple[str, str] | None:
         """(name of the class in dpcore.errors, message) if it failed and nothing has raised that."""
 

@@ -21,24 +21,6 @@ namespace py = pybind11;
 
 namespace dpcore {
 
-void check_program(const Program& program, const Request& request, int world) {
-  const Schedule& schedule = program.schedule;
-  if (schedule.collective != request.collective) {
-    throw Unsupported("this schedule is for " + std::string(name_of(schedule.collective)) +
-                      ", not for " + std::string(name_of(request.collective)));
-  }
-  if (schedule.world != world) {
-    throw Unsupported("this schedule is for " + std::to_string(schedule.world) +
-                      " ranks, and the communicator has " + std::to_string(world) +
-                      ". Make one for it: dpcore.schedule(name, collective, " +
-                      std::to_string(world) + ")");
-  }
-  if (schedule.root != request.root) {
-    throw Unsupported("this schedule is for root " + std::to_string(schedule.root) +
-                      ", not for root " + std::to_string(request.root));
-  }
-}
-
 namespace {
 
 constexpr size_t kShortBytes = 16384;
@@ -55,16 +37,8 @@ Call call_of(Comm& comm, const KeywordArguments& options) {
   options.read(Option::layout, call.layout, CallArguments::natural_of);
   options.read(Option::async_op, call.asynchronous, CallArguments::flag_of);
   const py::handle algorithm = options[Option::algorithm];
-  if (!algorithm || algorithm.is_none()) {
-    return call;
-  }
-  if (py::isinstance<Schedule>(algorithm)) {
-    call.program = comm.core->program_of(algorithm.cast<const Schedule&>());
-  } else if (py::isinstance<py::str>(algorithm)) {
-    call.algorithm = CallArguments::text_of(algorithm, "algorithm");
-  } else {
-    throw py::type_error(std::string("algorithm: expected a name or a dpcore.Schedule, not ") +
-                         Py_TYPE(algorithm.ptr())->tp_name);
+  if (algorithm) {
+    call.algorithm = comm.algorithms.of(algorithm, comm.core->rank(), comm.core->world());
   }
   return call;
 }
@@ -129,15 +103,13 @@ py::object perform(PyCommunicator& comm, py::handle self, Request&& request, con
   request.priority = call.priority;
   request.timeout_s = call.timeout;
   request.layout ^= call.layout;
-  if (call.program) {
-    check_program(*call.program, request, comm.core->world());
-    request.program = call.program;
-  }
+  use_algorithm(request, call.algorithm_or_own(), comm.core->world());
   if (call.asynchronous) {
-    return as_work(self, held(output, input),
-                   [&] { return comm.core->submit(std::move(request), call.algorithm); });
+    return as_work(self, held(output, input), [&] {
+      return comm.core->submit(std::move(request), call.algorithm_or_own().name);
+    });
   }
-  run_and_wait(*comm.core, std::move(request), call.algorithm);
+  run_and_wait(*comm.core, std::move(request), call.algorithm_or_own().name);
   return py::none();
 }
 

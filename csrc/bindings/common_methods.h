@@ -30,6 +30,11 @@ void define_common_methods(pybind11::class_<Comm, Options...>& type) {
              const pybind11::gil_scoped_release no_gil;
              comm.core->abort(reason);
            })
+      .def("run_by_default",
+           [](Comm& comm, const Schedule& schedule) {
+             const pybind11::gil_scoped_release no_gil;
+             comm.core->run_by_default(schedule);
+           })
       .def("close", [](Comm& comm) {
         {
           const pybind11::gil_scoped_release no_gil;
@@ -41,6 +46,7 @@ void define_common_methods(pybind11::class_<Comm, Options...>& type) {
           comm.callbacks->stop();
         }
         comm.let_go_of_completed();
+        comm.algorithms.clear();  // functions may hold this communicator
       });
 }
 

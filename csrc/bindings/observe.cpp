@@ -149,6 +149,7 @@ py::dict explanation_of(PyCommunicator& comm, const std::string& collective, siz
   result["way"] = kWays[static_cast<size_t>(why.way)];
   result["algorithm"] = why.algorithm;
   result["asked"] = why.asked;
+  result["is_own"] = why.is_own;
   result["candidates"] = candidates;
   return result;
 }

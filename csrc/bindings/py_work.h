@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "bindings/buffer.h"
+#include "bindings/known_algorithms.h"
 #include "comm/base/callback_threads.h"
 #include "comm/communicator.h"
 
@@ -34,6 +35,7 @@ struct HeldCommunicator {
 
   std::shared_ptr<Core> core;
   std::shared_ptr<CallbackThreads> callbacks = std::make_shared<CallbackThreads>();
+  KnownAlgorithms algorithms;
   std::string device_name = "cpu";  // of its tensors, as torch writes it: "cuda:0", "cpu"
 
   Buffer buffer(pybind11::handle object, const char* role, Access access, Elements elements) const {
@@ -89,16 +91,17 @@ struct PyWork : HeldWork<PyCommunicator, Operation> {
 
 // The optional arguments that all collectives share, as Python gave them.
 struct Call {
-  std::string algorithm;
-  std::shared_ptr<const Program> program;
+  std::shared_ptr<const CallAlgorithm> algorithm;  // or none
   int priority = 0;
   double timeout = 0;
   uint64_t layout = 0;
   bool asynchronous = false;
-};
 
-// A schedule of the caller's own has to be one for this call. Throws Unsupported.
-void check_program(const Program& program, const Request& request, int world);
+  const CallAlgorithm& algorithm_or_own() const {
+    static const CallAlgorithm kOwn{""};
+    return algorithm ? *algorithm : kOwn;
+  }
+};
 
 // Adds the methods that move data to the Python class (collectives.cpp).
 void define_collectives(pybind11::handle type);

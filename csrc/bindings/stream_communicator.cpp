@@ -147,15 +147,12 @@ py::object perform(PyStreamCommunicator& comm, py::handle self, Request&& reques
   const bool waits = request.collective == Collective::barrier && !call.asynchronous;
   request.timeout_s = call.timeout;
   request.layout ^= call.layout;
-  if (call.program) {
-    check_program(*call.program, request, comm.core->world());
-    request.program = call.program;
-  }
+  use_algorithm(request, call.algorithm_or_own(), comm.core->world());
   StreamCommunicator::Work work;
   const Device::Stream current = comm.current_stream();
   {
     const py::gil_scoped_release no_gil;
-    work = comm.core->submit(std::move(request), call.algorithm, current);
+    work = comm.core->submit(std::move(request), call.algorithm_or_own().name, current);
     if (waits) {
       comm.core->wait(work, 0, check_signals);
     }

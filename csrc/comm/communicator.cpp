@@ -126,8 +126,9 @@ void Communicator::make_pending(Operation& operation, double timeout_s) const {
   operation.status.store(Operation::pending, std::memory_order_relaxed);
 }
 
-std::shared_ptr<const Program> Communicator::program_of(const Schedule& schedule) {
-  return compile(schedule, rank());
+void Communicator::run_by_default(const Schedule& schedule) {
+  const std::lock_guard<SpinLock> lock(submission_);
+  programs_.use_own(schedule);
 }
 
 CollectiveOperation& Communicator::prepare(Request&& request, const std::string& algorithm) {
@@ -422,8 +423,11 @@ void Communicator::choose_algorithm(Request& request, const std::string& name) {
     }
     return;
   }
+  if (name.empty() && !request.program) {
+    request.program = programs_.own_for(request.collective, request.root);
+  }
   if (request.program) {  // the user's own schedule
-    programs_.check_deterministic(request.program->schedule);
+    programs_.check_deterministic(request.program->schedule, request.ordered);
     request.algorithm = request.program->hash;
     return;
   }
@@ -450,13 +454,16 @@ void Communicator::choose_algorithm(Request& request, const std::string& name) {
     return;
   }
   request.program = programs_.of(asked.name, request.collective, request.root);
-  programs_.check_deterministic(request.program->schedule);
+  programs_.check_deterministic(request.program->schedule, request.ordered);
 }
 
 Explanation Communicator::explain(Collective collective, size_t bytes) {
   Explanation why;
   const AskedAlgorithm asked = resolve_algorithm(collective, "", options_.algorithm);
-  why.asked = !asked.is_open();
+  const std::shared_ptr<const Program> own = programs_.own_for(collective, 0);
+  const bool is_own = own != nullptr;
+  why.asked = is_own || !asked.is_open();
+  why.is_own = is_own;
   if (world() == 1 || collective == Collective::barrier) {
     return why;
   }
@@ -465,13 +472,18 @@ Explanation Communicator::explain(Collective collective, size_t bytes) {
     why.way = small && !why.asked ? Explanation::Way::entry : Explanation::Way::messages;
   } else {
     const bool fused =
-        asked.name == "one_shot" || asked.name == "two_shot" || asked.name == "direct";
+        !is_own && (asked.name == "one_shot" || asked.name == "two_shot" || asked.name == "direct");
     why.way = why.asked && (asked.literal || !fused) ? Explanation::Way::messages
                                                      : Explanation::Way::memory;
   }
   const std::lock_guard<SpinLock> lock(submission_);
   why.candidates = choice_.candidates(collective);
-  why.algorithm = why.asked ? asked.name : choice_.choose(collective, bytes, false);
+  if (is_own) {
+    why.candidates.push_back(choice_.priced(own->schedule));
+  }
+  why.algorithm = is_own      ? own->schedule.algorithm
+                  : why.asked ? asked.name
+                              : choice_.choose(collective, bytes, false);
   return why;
 }
 

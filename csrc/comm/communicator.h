@@ -44,6 +44,7 @@ struct Explanation {
   Way way = Way::alone;
   std::string algorithm;  // where it is one of a list: asked for, or chosen
   bool asked = false;
+  bool is_own = false;  // a list of the program's
   std::vector<AlgorithmChoice::Candidate> candidates;
 };
 
@@ -114,8 +115,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // what this one sends; they follow each other without a wait between them.
   Work submit(Request&& request, const std::string& algorithm, bool background = true,
               Work after = nullptr);
-  // The same for a schedule made by the user.
-  std::shared_ptr<const Program> program_of(const Schedule& schedule);
+  // Lets calls of its collective and root that name no algorithm run this schedule; groups that
+  // split() makes do not. By one thread, before the first call, and the same on all ranks.
+  void run_by_default(const Schedule& schedule);
 
   void run_message(const MessageCall& call, const Engine::Interrupt& interrupt);
   Work submit_message(const MessageCall& call);

@@ -15,22 +15,15 @@ from collections.abc import Callable, Iterable
 from operator import index
 from typing import Any
 
-from dpcore.base.user_code import loaded, names_code, naming_the_line
-from dpcore.errors import Unsupported
+from dpcore.base.user_code import is_own, loaded, naming_the_line
+from dpcore.errors import Error, Unsupported
 from dpcore.reference import Move, Schedule, check, make_schedule
 from dpcore.reference.moves import in_sending_order
 
+__all__ = ["OwnAlgorithm", "is_own", "schedule_of"]
+
 _USUAL = "algorithm"  # the name that a file without one is searched for
 _FIELDS = ("algorithm", "collective", "world", "chunks", "root", "ordered")
-
-
-def is_own(algorithm: Any) -> bool:
-    """Whether it is code or a schedule, rather than the name of an algorithm of dpcore's.
-
-    >>> is_own("mine.py:swing"), is_own("ring"), is_own("ring/moves"), is_own(None)
-    (True, False, False, False)
-    """
-    return names_code(algorithm) if isinstance(algorithm, str) else algorithm is not None
 
 
 def schedule_of(algorithm: Any, collective: str, world: int) -> Schedule:
@@ -54,10 +47,11 @@ class OwnAlgorithm:
         code = loaded(algorithm, _USUAL) if isinstance(algorithm, str) else algorithm
         self._made = _is_schedule(code)
         if not self._made and not callable(code):
-            raise Unsupported(
-                f"algorithm {algorithm!r}: expected a name, FILE:NAME, a function of the number "
-                f"of ranks or a dpcore.Schedule, not a {type(code).__name__}"
-            )
+            wanted = "a name, FILE:NAME, a function of the number of ranks or a dpcore.Schedule"
+            if not isinstance(algorithm, str):
+                raise TypeError(f"algorithm: expected {wanted}, not {algorithm!r}")
+            kind = type(code).__name__
+            raise Unsupported(f"algorithm {algorithm}: expected {wanted}, not a {kind}")
         self._code: Any = code
         called = code.algorithm if self._made else getattr(code, "__name__", type(code).__name__)
         self.name: str = algorithm if isinstance(algorithm, str) else called
@@ -85,8 +79,9 @@ class OwnAlgorithm:
             raise Unsupported(f"{about}: it is for {made.collective}, not for {collective}")
         try:
             prove(made)
-        except ValueError as problem:
-            raise Unsupported(f"{about} is wrong: {problem}") from None
+        except (ValueError, Error) as problem:
+            said = str(problem).rpartition(" is wrong: ")[2]  # the core names it, too
+            raise Unsupported(f"{about} is wrong: {said}") from None
         return made
 
     def _from_moves(self, found: Any, world: int) -> Schedule:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,12 +15,31 @@ from typing import Any
 
 from dpcore.errors import Error, Unsupported
 
+_loading = threading.RLock()  # ranks may be threads that load the same file
 _DPCORE = str(Path(__file__).parents[1])
 
 
 def names_code(text: str) -> bool:
     """Whether a text names code in a file or module, rather than something of dpcore's."""
     return ":" in text or text.endswith(".py")
+
+
+def is_own(algorithm: Any) -> bool:
+    """Whether it is code or a schedule, rather than the name of an algorithm of dpcore's.
+
+    >>> is_own("mine.py:swing"), is_own("ring"), is_own("ring/moves"), is_own(None)
+    (True, False, False, False)
+    """
+    return names_code(algorithm) if isinstance(algorithm, str) else algorithm is not None
+
+
+def without_folders(name: str) -> str:
+    """For tables: code by the name of its file; a name of dpcore's as it is.
+
+    >>> without_folders("examples/swing.py:swing"), without_folders("ring/moves")
+    ('swing.py:swing', 'ring/moves')
+    """
+    return name.rpartition("/")[2] if names_code(name) else name
 
 
 def place_of(text: str) -> str:
@@ -51,7 +71,8 @@ def loaded(text: str, usual: str) -> Any:
     """The object named by ``file.py:object`` or ``module:object``; ``usual`` is the default."""
     place = place_of(text)
     wanted = text.rpartition(":")[2] if ":" in text else usual
-    module = _module(place)
+    with _loading:
+        module = _module(place)
     if not hasattr(module, wanted):
         found = [n for n, value in vars(module).items() if callable(value) and n[:1] != "_"]
         raise Unsupported(

@@ -55,6 +55,14 @@ inline Fingerprint fingerprint_of(const Request& request) {
           request.layout,
           request.algorithm};
 }
+// Lets the request run the list of moves, if the algorithm is one. Throws Unsupported where that is
+// for another call.
+inline void use_algorithm(Request& request, const CallAlgorithm& algorithm, int world) {
+  if (algorithm.program) {
+    check_fits(algorithm.program->schedule, request.collective, request.root, world);
+    request.program = algorithm.program;
+  }
+}
 // Throws Unsupported when its operator has no meaning for its elements.
 inline void check_operator(const Request& request) {
   if (!is_valid(request.op, request.dtype)) {

@@ -67,16 +67,19 @@ const std::vector<AlgorithmChoice::Candidate>& AlgorithmChoice::candidates(Colle
   if (list.empty()) {
     const int world = static_cast<int>(hosts_.size());
     for (const std::string& name : algorithms_of(collective)) {
-      const Schedule schedule = make_schedule(name, collective, world, 0, hosts_);
-      Candidate candidate;
-      candidate.algorithm = name;
-      candidate.ordered = schedule.ordered || is_ordered(schedule);
-      candidate.allowed = candidate.ordered || !deterministic_;
-      candidate.estimate = estimate(schedule, hosts_, constants_);
-      list.push_back(std::move(candidate));
+      list.push_back(priced(make_schedule(name, collective, world, 0, hosts_)));
     }
   }
   return list;
+}
+
+AlgorithmChoice::Candidate AlgorithmChoice::priced(const Schedule& schedule) const {
+  Candidate candidate;
+  candidate.algorithm = schedule.algorithm;
+  candidate.ordered = schedule.ordered || is_ordered(schedule);
+  candidate.allowed = candidate.ordered || !deterministic_;
+  candidate.estimate = estimate(schedule, hosts_, constants_);
+  return candidate;
 }
 
 const std::string& AlgorithmChoice::choose(Collective collective, size_t bytes, bool ordered) {

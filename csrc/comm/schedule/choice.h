@@ -57,6 +57,8 @@ class AlgorithmChoice {
   // communicator were deterministic.
   const std::string& choose(Collective collective, size_t bytes, bool ordered);
   const std::vector<Candidate>& candidates(Collective collective);
+  // What is expected of a schedule that is right.
+  Candidate priced(const Schedule& schedule) const;
   const std::vector<int>& hosts() const { return hosts_; }
 
   // How much of the time of the best ordered one an algorithm that is not ordered may take.

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <climits>
 
+#include "comm/base/error.h"
 #include "comm/base/fnv.h"
 #include "comm/schedule/check.h"
 
@@ -120,6 +121,23 @@ void name_operands(Program& program) {
 }
 
 }  // namespace
+
+void check_fits(const Schedule& schedule, Collective collective, int root, int world) {
+  if (schedule.collective != collective) {
+    throw Unsupported("this schedule is for " + std::string(name_of(schedule.collective)) +
+                      ", not for " + std::string(name_of(collective)));
+  }
+  if (schedule.world != world) {
+    throw Unsupported("this schedule is for " + std::to_string(schedule.world) +
+                      " ranks, and the communicator has " + std::to_string(world) +
+                      ". Make one for it: dpcore.schedule(name, collective, " +
+                      std::to_string(world) + ")");
+  }
+  if (schedule.root != root) {
+    throw Unsupported("this schedule is for root " + std::to_string(schedule.root) +
+                      ", not for root " + std::to_string(root));
+  }
+}
 
 std::vector<int> order_of_chunks(const Schedule& schedule, int rank) {
   std::vector<int> order;

@@ -70,6 +70,16 @@ struct Program {
   bool receives(int chunk) const;
 };
 
+// What a call asks for: an algorithm by its name, "" being the communicator's own; or a list of
+// moves of the program's, which then has the name.
+struct CallAlgorithm {
+  std::string name;
+  std::shared_ptr<const Program> program = nullptr;
+};
+
+// Throws Unsupported when the list of moves is for another collective, root or number of ranks.
+void check_fits(const Schedule& schedule, Collective collective, int root, int world);
+
 // All chunks, in the order of Program::order.
 std::vector<int> order_of_chunks(const Schedule& schedule, int rank);
 
@@ -98,9 +108,22 @@ class ProgramCache {
     }
     return program;
   }
-  // Throws Unsupported when results must not depend on the layout and those of the schedule do.
-  void check_deterministic(const Schedule& schedule) const {
-    if (deterministic_ && !schedule.ordered && !is_ordered(schedule)) {
+  // Lets calls that name no algorithm run this schedule of the program's, where it is for them.
+  void use_own(const Schedule& schedule) {
+    check_fits(schedule, schedule.collective, schedule.root, world_);
+    check_deterministic(schedule);
+    own_ = compile(schedule, rank_);
+  }
+  // The one for a call of this collective and root; null: none.
+  std::shared_ptr<const Program> own_for(Collective collective, int root) const {
+    const bool fits =
+        own_ && own_->schedule.collective == collective && own_->schedule.root == root;
+    return fits ? own_ : nullptr;
+  }
+  // Throws Unsupported when results must not depend on the layout, always or in an `ordered`
+  // operation, and those of the schedule do.
+  void check_deterministic(const Schedule& schedule, bool ordered = false) const {
+    if ((deterministic_ || ordered) && !schedule.ordered && !is_ordered(schedule)) {
       throw Unsupported("algorithm '" + schedule.algorithm +
                         "' adds in an order that depends on the layout; deterministic=True allows "
                         "one_shot, two_shot and direct");
@@ -113,6 +136,7 @@ class ProgramCache {
   std::vector<int> hosts_;
   bool deterministic_;
   std::map<std::tuple<std::string, Collective, int>, std::shared_ptr<const Program>> programs_;
+  std::shared_ptr<const Program> own_;
 };
 
 }  // namespace dpcore

@@ -161,6 +161,9 @@ StreamCommunicator::Work StreamCommunicator::submit(Request request, const std::
   std::unique_lock<std::mutex> calls = enter(current);
   const DeviceGuard here(*device_);
   capturing_ = device_->is_capturing(current);
+  if (algorithm.empty() && !request.program) {
+    request.program = programs_.own_for(request.collective, request.root);
+  }
   plan(request, algorithm);
   return run(&request, fingerprint_of(request), request.count * size_of(request.dtype), {},
              request.timeout_s, current, std::move(calls), [&] { enqueue(request); });
@@ -229,8 +232,9 @@ std::unique_lock<std::mutex> StreamCommunicator::enter(Device::Stream current) {
   return lock;
 }
 
-std::shared_ptr<const Program> StreamCommunicator::program_of(const Schedule& schedule) {
-  return compile(schedule, rank());
+void StreamCommunicator::run_by_default(const Schedule& schedule) {
+  const std::lock_guard<std::mutex> lock(calls_);
+  programs_.use_own(schedule);
 }
 
 std::byte* StreamCommunicator::scratch(size_t bytes) {

@@ -70,7 +70,8 @@ class StreamCommunicator : public std::enable_shared_from_this<StreamCommunicato
   Work submit(Request request, const std::string& algorithm, Device::Stream current);
   // Several messages travel at the same time: none waits for one before it.
   Work submit(const std::vector<StreamMessage>& messages, double timeout_s, Device::Stream current);
-  std::shared_ptr<const Program> program_of(const Schedule& schedule);
+  // As Communicator::run_by_default().
+  void run_by_default(const Schedule& schedule);
 
   // What comes into `current` from now on waits for the result; the caller does not (but where the
   // caller is the stream).

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, TypedDict
 
 Sizes = Sequence[int] | None
-Algorithm = Any  # str | dpcore.Schedule | None
+Algorithm = Any  # str | (int) -> moves | dpcore.Schedule | None
 
 
 class Meeting(TypedDict, total=False):

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from dpcore.base.user_code import is_own
 from dpcore.comm.communicators.cupy_nccl import start_cupy
 from dpcore.comm.communicators.native import Communicator
 from dpcore.comm.communicators.nccl import wheel_libraries
@@ -118,7 +119,7 @@ def on_device(
     device: Any,
     *,
     timeout: float,
-    algorithm: str,
+    algorithm: Any,
     deterministic: bool,
     host_uuid: str | None = None,
 ) -> Any:
@@ -127,6 +128,7 @@ def on_device(
     of the host that has it."""
     from dpcore import _C
 
+    own = is_own(algorithm)
     try:
         name = _name_of(device, backend) if host_uuid is None else "host"
         if backend == "cupy":
@@ -139,13 +141,16 @@ def on_device(
             control._native,
             name,
             timeout,
-            algorithm,
+            "auto" if own else algorithm,
             deterministic,
             wheel_libraries(),
             backend,
             host_uuid or "",
         )
-        return DeviceCommunicator(native, control.transport)
+        made = DeviceCommunicator(native, control.transport)
+        if own:
+            made._run_by_default(algorithm)
+        return made
     except BaseException:
         control.close()
         raise

@@ -137,7 +137,8 @@ def _reason(found: dict[str, Any], candidates: list[Candidate]) -> tuple[str, st
         case "memory" if not found["asked"]:
             return "memory", "all ranks share memory: paths without messages, see stats()"
     if found["asked"]:
-        return chosen, "asked for by algorithm= or DPCORE_ALGORITHM"
+        own = "a schedule of the program's own, " if found["is_own"] else ""
+        return chosen, f"{own}asked for by algorithm= or DPCORE_ALGORITHM"
     best = candidates[0]
     if best.algorithm == chosen:
         return chosen, "expected to be the fastest"

@@ -12,7 +12,8 @@ other``). What nobody can prevent is ``tensor.untyped_storage().resize_(0)`` and
 it first.
 
 ``algorithm`` is a name (``"ring"``, ``"two_shot"``, ...; with ``"/moves"`` behind it the list of
-moves is executed literally) or a ``dpcore.Schedule`` of your own.
+moves is executed literally) or one of your own: a function of the number of ranks, which returns
+moves, ``"file.py:function"``, or a ``dpcore.Schedule``. It is proved when it is first named.
 
 A rank that only gives (the root of a small broadcast, say) does not wait for those who take; see
 ``docs/decisions/0007-senders-do-not-wait-for-receivers.md``. ``barrier`` waits for everybody.
@@ -46,6 +47,7 @@ class Communicator(Collectives[Work]):
     def __init__(self, native: _C.Communicator, costs_source: str = "", link: str = "") -> None:
         self._native = self._calls = native
         self._costs_source = costs_source
+        self._own: Any = None  # an algorithm of the program's, where a call names none
         self._link = link
         self.rank: int = native.rank
         self.world_size: int = native.world_size
@@ -77,7 +79,8 @@ class Communicator(Collectives[Work]):
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
         """Makes groups: ranks with the same ``color`` form a new communicator, ordered by ``key``.
 
-        Every rank must call it; ``color=None`` takes part and gets None.
+        Every rank must call it; ``color=None`` takes part and gets None. A function that was given
+        to ``init`` as algorithm is called again for the size of the group.
         """
         check_groups(color, key)
         native = self._native.split(-1 if color is None else color, key)
@@ -85,12 +88,28 @@ class Communicator(Collectives[Work]):
         if color is None or native is None:
             return None
         group = self._beside(native)
+        if self._own is not None:
+            group._run_by_default(self._own)
         group._family, group._lineage = self._family, (*self._lineage, self._splits, color)
         return group
 
     def _beside(self, native: Any) -> Communicator:
         """Another group of the same kind."""
         return Communicator(native, self._costs_source, self._link)
+
+    def _run_by_default(self, algorithm: Any) -> None:
+        """Lets calls of its collective that name no algorithm run this one of the program's; the
+        same on all ranks, which have called nothing yet. A rank that is alone runs none."""
+        from dpcore.comm.communicators.own_schedules import compiled
+
+        self._own = algorithm
+        if self.world_size == 1:
+            return
+        try:
+            self._native.run_by_default(compiled(algorithm, self.world_size))
+        except BaseException:
+            self._native.close()
+            raise
 
     @property
     def _on_host(self) -> Communicator:

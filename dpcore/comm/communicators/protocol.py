@@ -18,7 +18,8 @@ matched by sender and tag instead.
 ``sizes``      elements in each rank's part, one number per rank, when the parts differ.
 ``async_op``   return a handle instead of waiting.
 ``timeout``    seconds, instead of the communicator's; 0 stands for the communicator's.
-``algorithm``  a name, or a ``dpcore.Schedule`` of your own.
+``algorithm``  a name, or one of your own: a function of the number of ranks that returns moves,
+               ``"file.py:function"``, or a ``dpcore.Schedule``.
 ``priority``   higher goes first when several operations are in flight. It is a hint: what runs in
                the order of a stream stays in that order.
 ``layout``     a number that must agree on all ranks, compared before any data is touched.

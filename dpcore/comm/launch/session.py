@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpcore.base import plugged_in
 from dpcore.base.link import check_no_link, link_or_variable, speeds
+from dpcore.base.user_code import is_own
 from dpcore.comm.communicators import costs
 from dpcore.comm.communicators.checks import check_is
 from dpcore.comm.launch import placement
@@ -46,7 +47,7 @@ def init(
     transport: str = "auto",
     timeout: float = 30.0,
     link: str | None = None,
-    algorithm: str = "auto",
+    algorithm: Any = "auto",
     deterministic: bool = False,
     device: Any = None,
 ) -> Communicator:
@@ -79,7 +80,9 @@ def init(
                   is what DPCORE_LINK says.
     ``algorithm``  the default of all collectives, see ``dpcore.algorithms_of("all_reduce")``.
                   "auto" is what DPCORE_ALGORITHM says, or else chosen for each size by expected
-                  time, see ``Communicator.explain``.
+                  time, see ``Communicator.explain``. Or one of your own, for calls of any size of
+                  its collective: a function of the number of ranks that returns the moves of an
+                  all-reduce, "file.py:function", or a ``dpcore.Schedule``.
     ``deterministic``  refuse algorithms whose result depends on how buffers are cut.
     ``device``    of the tensors, for backends on GPUs; by default torch's current one.
 
@@ -89,7 +92,7 @@ def init(
     1
     >>> dpcore.finalize()
     """
-    check_is("a string", backend=backend, transport=transport, algorithm=algorithm)
+    check_is("a string", backend=backend, transport=transport)
     check_is("a string", or_none=True, init_method=init_method, link=link)
     check_is("True or False", deterministic=deterministic)
     check_is("a number", timeout=timeout)
@@ -123,6 +126,7 @@ def init(
     identity = find_identity(rank, world_size, init_method)
 
     algorithm = algorithm_or_variable(algorithm)
+    check_algorithm(algorithm, identity.world_size)
     if transport == "auto":
         transport = "shm+tcp" if may_span_hosts(identity.world_size, init_method) else "shm"
     began_ns = time.time_ns()
@@ -165,9 +169,24 @@ def init(
     return communicator
 
 
-def algorithm_or_variable(algorithm: str = "auto") -> str:
+def algorithm_or_variable(algorithm: Any = "auto") -> Any:
     """What DPCORE_ALGORITHM says, where the program leaves it open."""
-    return os.environ.get("DPCORE_ALGORITHM", "auto") if algorithm == "auto" else algorithm
+    is_open = isinstance(algorithm, str) and algorithm == "auto"
+    return os.environ.get("DPCORE_ALGORITHM", "auto") if is_open else algorithm
+
+
+def check_algorithm(algorithm: Any, world_size: int) -> None:
+    """Proves one of the program's own, before ranks wait for each other."""
+    if not is_own(algorithm):
+        check_is("a string", algorithm=algorithm)
+        return
+    from dpcore.base.own_algorithm import OwnAlgorithm
+    from dpcore.comm.communicators.own_schedules import compiled
+
+    if world_size > 1:
+        compiled(algorithm, world_size)
+    else:  # nothing runs
+        OwnAlgorithm(algorithm)
 
 
 def _over_torch() -> Communicator:
@@ -217,7 +236,7 @@ def connect(
     transport: str = "shm",
     tcp: _C.TcpOptions | None = None,
     link: str | None = None,
-    algorithm: str = "auto",
+    algorithm: Any = "auto",
     deterministic: bool = False,
     meets_within: float = 0.0,
 ) -> Communicator:
@@ -226,6 +245,7 @@ def connect(
     from dpcore.comm.communicators.native import Communicator
 
     link = link_or_variable(link, world_size)
+    own = is_own(algorithm)
     began_ns = time.time_ns()  # no rank is done before the last one has come here
     known = _costs(rank, world_size, tcp, link)
     native = _C.start(
@@ -236,13 +256,15 @@ def connect(
         threads=transport == "inproc",
         tcp=tcp,
         link=None if link is None else _link_of(link, rank, world_size),
-        algorithm=algorithm,
+        algorithm="auto" if own else algorithm,
         deterministic=deterministic,
         costs=known.as_list(),
         meets_within=meets_within,
     )
     source = known.source if rank == 0 else "those of rank 0"
     communicator = Communicator(native, source, link or "")
+    if own:
+        communicator._run_by_default(algorithm)
     _all.add(communicator)
     if transport != "inproc":
         _tell_peers_about_uncaught_errors()

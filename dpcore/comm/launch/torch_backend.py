@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dpcore.base.files import write_whole
 from dpcore.base.link import check_no_link, refusal_of_link
+from dpcore.base.user_code import is_own
 from dpcore.comm.communicators.nccl import wheel_libraries
 from dpcore.comm.launch.group_store import meet
 from dpcore.errors import Unsupported
@@ -78,6 +79,11 @@ def create(options: Any, backend_options: Any) -> Any:
         raise Unsupported(
             f"the backend dpcore takes dpcore.BackendOptions as pg_options, not "
             f"{type(chosen).__name__}"
+        )
+    if is_own(chosen.algorithm):
+        raise Unsupported(
+            f"BackendOptions(algorithm={chosen.algorithm!r}): tensors on GPUs take dpcore's "
+            "algorithms by name; for tensors on the CPU set DPCORE_ALGORITHM=FILE:NAME"
         )
     wanted = chosen.wanted()
     # torch's DDP asks a backend for the memory of its buckets only when this says "0".
