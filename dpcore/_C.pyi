@@ -480,6 +480,7 @@ class Reducer:
         static_graph: bool,
         finds_mistakes: bool,
         ordered: bool,
+        deterministic: bool,
         profiled_as: str,
         reduce_sparse: Callable[[Sequence[int]], None],
         update: Callable[[list[int]], None],

@@ -1,6 +1,6 @@
 """Swing, an all-reduce of your own, wherever dpcore takes an algorithm.
 
-    python examples/swing.py [ranks]                                       in init
+    python examples/swing.py [ranks]                                       in init and per bucket
     DPCORE_ALGORITHM=examples/swing.py:swing torchrun ... train.py         without a change
 
 Swing (De Sensi et al., NSDI 2024) is for networks that are rings or tori. Like halving and doubling
@@ -44,6 +44,14 @@ def swing(world: int) -> tuple[int, list[tuple[int, int, int, int, bool]]]:
     return world, moves
 
 
+class LargeBySwing(dp.LaunchSchedule):
+    """Large buckets by swing, small ones in the fewest steps."""
+
+    def bucket_ready(self, control: dp.LaunchControl, bucket: int) -> None:
+        is_large = control.bytes(bucket) > 100_000
+        control.launch(bucket, algorithm=swing if is_large else "one_shot")
+
+
 def by_default(comm: dp.Communicator) -> str:
     """With ``dp.init(algorithm=swing)``, which gets here as an option of spawn."""
     tensor = torch.full((1000,), float(comm.rank))
@@ -52,6 +60,18 @@ def by_default(comm: dp.Communicator) -> str:
     return str(comm.explain(tensor.nbytes)["all_reduce"]).splitlines()[0]
 
 
+def per_bucket(comm: dp.Communicator) -> dict[str, int]:
+    """How many buckets of a model took which path: "moves" is a list of moves."""
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(200, 200), torch.nn.ReLU(), torch.nn.Linear(200, 10)]
+    model = dp.DataParallel(
+        torch.nn.Sequential(*layers), schedule=LargeBySwing(), bucket_cap_mb=0.1
+    )
+    model(torch.randn(16, 200)).square().mean().backward()
+    return {path: ran["operations"] for path, ran in comm.stats()["all_reduce"].items()}
+
+
 if __name__ == "__main__":
     ranks = int(sys.argv[1]) if len(sys.argv) > 1 else 4
     print(dp.spawn(by_default, ranks, algorithm=swing)[0])
+    print(f"buckets: {dp.spawn(per_bucket, ranks)[0]}")

@@ -11,8 +11,10 @@ from types import SimpleNamespace
 import pytest
 
 import dpcore
+from dpcore.base.own_algorithm import schedule_of
 from dpcore.tools.show import figures_of, read_run
 from tests.ranks import python
+from tests.swing import SWING
 
 pytestmark = pytest.mark.usefixtures("mistakes_are_errors")
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
@@ -46,6 +48,18 @@ def test_own_schedule(world):
     assert len(re.findall(r"\bright\b", out)) == 3
     assert "WRONG" not in out
     assert priced["two_shot"][0] == "2"
+
+
+def test_swing():
+    """The commands in its head are those of test_command_line.py and show/test_moves_page.py."""
+    by_default, per_bucket = run_example("swing.py", "2").splitlines()
+    assert by_default.startswith("all_reduce: swing, a schedule of the program's own, asked for by")
+    assert per_bucket == "buckets: {'one_shot/stage': 1, 'moves': 1}"
+    for world in (2, 4, 8, 16, 32):
+        plan = schedule_of(SWING, "all_reduce", world)
+        doubling = schedule_of("halving_doubling", "all_reduce", world)
+        assert len(plan.moves) == len(doubling.moves)
+        assert plan.moves[-1].step == doubling.moves[-1].step
 
 
 def test_overlap(tmp_path):

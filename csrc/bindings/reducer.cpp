@@ -60,13 +60,16 @@ void raise_through_autograd() {
 }
 
 std::shared_ptr<BucketCommunicator> bucket_communicator_of(const py::object& group, bool ordered,
+                                                           bool deterministic,
                                                            std::span<const at::Tensor> parameters) {
   if (py::isinstance<PyCommunicator>(group)) {
-    return native_bucket_communicator(group.cast<PyCommunicator&>().core, ordered, check_signals);
+    return native_bucket_communicator(group.cast<PyCommunicator&>().core, ordered, deterministic,
+                                      check_signals);
   }
   if (py::isinstance<PyStreamCommunicator>(group)) {
     const auto& comm = group.cast<const PyStreamCommunicator&>();
-    return std::make_shared<StreamBucketCommunicator>(comm.core, comm.device_name, ordered);
+    return std::make_shared<StreamBucketCommunicator>(comm.core, comm.device_name, ordered,
+                                                      deterministic);
   }
   const at::Device device = parameters.empty() ? at::kCPU : parameters.front().device();
   if (py::isinstance<c10d::ProcessGroup>(group)) {
@@ -90,7 +93,7 @@ std::shared_ptr<Reducer> make_reducer(
     const std::vector<bool>& sparse, std::vector<std::vector<size_t>> modules,
     const py::object& group, const py::object& schedule, const std::vector<uint64_t>& caps,
     bool find_unused, bool grad_is_part, bool skip_unused, bool static_graph, bool finds_mistakes,
-    bool ordered, std::string profiled_as, const py::function& reduce_sparse,
+    bool ordered, bool deterministic, std::string profiled_as, const py::function& reduce_sparse,
     const py::function& update, const py::function& differ, uint64_t tag, uint64_t traced_as,
     std::string model, std::string advice) {
   std::vector<Gradient> gradients(names.size());
@@ -105,7 +108,7 @@ std::shared_ptr<Reducer> make_reducer(
       Reducer::Settings{caps, find_unused, grad_is_part, skip_unused, static_graph, finds_mistakes,
                         std::move(profiled_as), tag, traced_as, std::move(model),
                         std::move(advice)},
-      bucket_communicator_of(group, ordered, tensors), launch_schedule_of(schedule),
+      bucket_communicator_of(group, ordered, deterministic, tensors), launch_schedule_of(schedule),
       Reducer::Callbacks{
           raise_through_autograd, weak_method(reduce_sparse), weak_method(update),
           [call = weak_method(differ)](uint32_t found, const std::vector<Word>& words) {
@@ -303,8 +306,9 @@ void register_reducer(py::module_& m) {
            py::arg("modules"), py::arg("group"), py::arg("schedule"), py::arg("caps"),
            py::arg("find_unused"), py::arg("grad_is_part"), py::arg("skip_unused"),
            py::arg("static_graph"), py::arg("finds_mistakes"), py::arg("ordered"),
-           py::arg("profiled_as"), py::arg("reduce_sparse"), py::arg("update"), py::arg("differ"),
-           py::arg("tag"), py::arg("traced_as"), py::arg("model"), py::arg("advice"))
+           py::arg("deterministic"), py::arg("profiled_as"), py::arg("reduce_sparse"),
+           py::arg("update"), py::arg("differ"), py::arg("tag"), py::arg("traced_as"),
+           py::arg("model"), py::arg("advice"))
       .def("begin_forward", &Reducer::begin_forward, NoGil())
       .def("end_forward",
            [](Reducer& reducer, bool synchronised, const py::iterable& outputs) {

@@ -237,6 +237,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   uint64_t bytes(size_t b) const override { return buckets_.at(b).bytes; }
   bool is_complete(size_t b) const override { return buckets_.at(b).missing == 0; }
   int rank() const override { return communicator_->rank(); }
+  int world() const override { return communicator_->world(); }
   double elapsed_ms() const override;
   size_t in_flight() const override;
   std::vector<double> max_over_ranks(std::vector<double> values) override;
@@ -295,7 +296,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   void launch_in_order();
   void make_room(size_t at);
   std::span<Bucket> sent_with(const Bucket& bucket);
-  void send(std::span<Bucket> together, Launch how);
+  void send(std::span<Bucket> together, const Launch& how);
   void leave_out(size_t b);
   void abandon();
   bool is_done(const Bucket& bucket) const;
@@ -304,7 +305,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   void hand_out(Bucket& bucket);
   void wait_for_what_no_module_needs();
   bool may_follow(size_t b) const;
-  void launch_next_phase(size_t b, Launch how);
+  void launch_next_phase(size_t b, const Launch& how);
   void wait_for_gather(size_t b);
   const at::Tensor& gathered(size_t b);
   void finish_phases_of(size_t b);

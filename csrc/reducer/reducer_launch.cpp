@@ -147,7 +147,7 @@ std::span<Bucket> Reducer::sent_with(const Bucket& bucket) {
                                      buckets_[bucket.first_joined].joined_count);
 }
 
-void Reducer::send(std::span<Bucket> together, Launch how) {
+void Reducer::send(std::span<Bucket> together, const Launch& how) {
   const size_t first = together.front().first_joined;
   BucketCall call;
   call.collective =
@@ -155,6 +155,7 @@ void Reducer::send(std::span<Bucket> together, Launch how) {
   call.layout = salted(together.size() == 1 ? together.front().layout : joined_layout(together));
   call.priority = how.priority;
   call.background = how.background;
+  call.algorithm = how.algorithm.get();
   call.words = words_.leave_with(hook_ != nullptr, iteration_.step());
   call.finds_not_finite = settings_.finds_mistakes;
   const int64_t now = now_ns();
@@ -407,7 +408,7 @@ bool Reducer::may_follow(size_t b) const {
          buckets_.at(b).state == Bucket::launched;
 }
 
-void Reducer::launch_next_phase(size_t b, Launch how) {
+void Reducer::launch_next_phase(size_t b, const Launch& how) {
   const auto refuse = [&](const std::string& why) {
     throw Error("schedule '" + schedule_->name() + "': launch of " + in_words(b) + why);
   };
@@ -427,6 +428,7 @@ void Reducer::launch_next_phase(size_t b, Launch how) {
   BucketCall call;
   call.priority = how.priority;
   call.background = how.background;
+  call.algorithm = how.algorithm.get();
   if (follows) {
     call.after = b;
   }

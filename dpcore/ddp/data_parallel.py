@@ -219,6 +219,7 @@ class DataParallel(FlushedBefore, TorchSurface):
             static_graph=self.static_graph,
             finds_mistakes=self._mistakes.is_on,
             ordered=self._deterministic or steps.adds_in_order,
+            deterministic=self._deterministic,
             profiled_as=profiled_as(self, "all_reduce"),
             reduce_sparse=self._average_sparse,
             update=self._across.update if self._across is not None else self._no_update,

@@ -4,6 +4,7 @@
 #include <ATen/ops/zeros.h>
 
 #include "comm/base/error.h"
+#include "comm/schedule/program.h"
 
 namespace dpcore {
 
@@ -19,6 +20,18 @@ bool GroupBuckets::copies_together(at::ScalarType gradients, at::ScalarType flat
   } catch (const Unsupported&) {  // a type that dpcore does not have, and the group may
     return false;
   }
+}
+
+void refuse_algorithm(const BucketCall& call, const std::string& why) {
+  if (call.algorithm != nullptr) {
+    throw Unsupported("algorithm '" + call.algorithm->name + "': " + why);
+  }
+}
+
+void GroupBuckets::check_algorithm(const BucketCall& call) {
+  refuse_algorithm(call,
+                   "MPI, CuPy and groups of torch such as gloo choose for themselves; leave "
+                   "algorithm out, or run over dpcore's own communicator, comm=dpcore.init()");
 }
 
 std::shared_ptr<Device> launches_on(at::Device device) {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "bindings/buckets/device_copier.h"
 #include "reducer/bucket/bucket_communicator.h"
@@ -25,11 +26,17 @@ class GroupBuckets : public BucketCommunicator {
     return copier_.copy(*launches_, copies);
   }
 
+ protected:
+  static void check_algorithm(const BucketCall& call);
+
  private:
   at::Device device_;
   std::shared_ptr<Device> launches_;
   DeviceCopier copier_;
 };
+
+// Throws Unsupported where a call names an algorithm. `why`: there is none to choose.
+void refuse_algorithm(const BucketCall& call, const std::string& why);
 
 // Null on the CPU, and in a core without the part for GPUs.
 std::shared_ptr<Device> launches_on(at::Device device);

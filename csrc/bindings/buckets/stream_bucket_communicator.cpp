@@ -12,11 +12,13 @@
 namespace dpcore {
 
 StreamBucketCommunicator::StreamBucketCommunicator(std::shared_ptr<StreamCommunicator> communicator,
-                                                   std::string device_name, bool ordered)
+                                                   std::string device_name, bool ordered,
+                                                   bool deterministic)
     : communicator_(std::move(communicator)),
       device_name_(std::move(device_name)),
       copier_(device_name_),
-      ordered_(ordered) {}
+      ordered_(ordered),
+      deterministic_(deterministic) {}
 
 StreamBucketCommunicator::~StreamBucketCommunicator() {
   const WithoutPythonLock unlocked;
@@ -58,9 +60,16 @@ std::string StreamBucketCommunicator::algorithm_of(Collective collective) const 
 // Operations run one after the other, so `call.after` has run before this one.
 void StreamBucketCommunicator::start(size_t slot, const at::Tensor& bucket,
                                      const BucketCall& call) {
-  works_[slot] =
-      communicator_->submit(request_of(bucket, call, rank(), world()),
-                            algorithm_of(call.collective), current_stream_of(device_name_));
+  Request request = request_of(bucket, call, rank(), world());
+  std::string name;
+  if (call.algorithm != nullptr) {
+    use_algorithm(request, *call.algorithm, world());
+    request.ordered = deterministic_;
+    name = call.algorithm->name;
+  } else {
+    name = algorithm_of(call.collective);
+  }
+  works_[slot] = communicator_->submit(std::move(request), name, current_stream_of(device_name_));
 }
 
 void StreamBucketCommunicator::wait(size_t slot) {

@@ -21,9 +21,9 @@ namespace dpcore {
 
 class StreamBucketCommunicator final : public BucketCommunicator {
  public:
-  // `ordered`: only algorithms whose result does not depend on how gradients are put together.
+  // `ordered`, `deterministic`: see native_bucket_communicator().
   StreamBucketCommunicator(std::shared_ptr<StreamCommunicator> communicator,
-                           std::string device_name, bool ordered);
+                           std::string device_name, bool ordered, bool deterministic);
   // As the last owner of the communicator it ends it, which may wait for threads that want Python.
   ~StreamBucketCommunicator() override;
 
@@ -57,6 +57,7 @@ class StreamBucketCommunicator final : public BucketCommunicator {
   std::string device_name_;
   DeviceCopier copier_;
   bool ordered_;
+  bool deterministic_;
   std::vector<StreamCommunicator::Work> works_;
 };
 

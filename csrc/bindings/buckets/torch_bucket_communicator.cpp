@@ -40,6 +40,7 @@ TorchBucketCommunicator::~TorchBucketCommunicator() {
 }
 
 void TorchBucketCommunicator::start(size_t slot, const at::Tensor& bucket, const BucketCall& call) {
+  check_algorithm(call);
   const bool averages = averages_ && bucket.is_cuda();
   c10d::AllreduceOptions options;
   options.reduceOp = operator_of(call.op, averages);

@@ -47,6 +47,7 @@ class PythonBucketCommunicator final : public GroupBuckets {
     works_.resize(slots);
   }
   void start(size_t slot, const at::Tensor& bucket, const BucketCall& call) override {
+    check_algorithm(call);
     const py::gil_scoped_acquire gil;
     const auto tensor = py::reinterpret_steal<py::object>(THPVariable_Wrap(bucket));
     works_[slot] = group_.attr("all_reduce")(tensor, py::arg("op") = std::string(name_of(call.op)),
@@ -86,7 +87,10 @@ class PythonHook final : public BucketHook {
     runner_ = {};
   }
 
-  void start(size_t slot, const at::Tensor&, const BucketCall&) override { call("start", slot); }
+  void start(size_t slot, const at::Tensor&, const BucketCall& what) override {
+    refuse_algorithm(what, "a communication hook runs instead of it; leave out one of the two");
+    call("start", slot);
+  }
   void wait(size_t slot, const at::Tensor&) override { call("wait", slot); }
   void abandon(size_t slot) override { call("abandon", slot); }
   void buckets_changed(size_t buckets) override { call("buckets_changed", buckets); }

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "bindings/callbacks/callbacks.h"
+#include "bindings/known_algorithms.h"
 #include "comm/base/error.h"
 
 namespace py = pybind11;
@@ -30,7 +31,8 @@ constexpr std::array<std::pair<const char*, LaunchSchedule::Event>, 6> kEvents =
 
 class LentControl {
  public:
-  explicit LentControl(LaunchControl& control) : control_(&control) {}
+  LentControl(LaunchControl& control, KnownAlgorithms& algorithms)
+      : control_(&control), algorithms_(&algorithms) {}
   void end() { control_ = nullptr; }
   LaunchControl& get() const {
     if (control_ == nullptr) {
@@ -47,9 +49,14 @@ class LentControl {
     }
     return *control_;
   }
+  // As the schedule asks for it.
+  std::shared_ptr<const CallAlgorithm> algorithm(py::handle asked) const {
+    return algorithms_->of(asked, get().rank(), get().world());
+  }
 
  private:
   LaunchControl* control_;
+  KnownAlgorithms* algorithms_;
 };
 
 class PythonSchedule final : public LaunchSchedule {
@@ -66,6 +73,7 @@ class PythonSchedule final : public LaunchSchedule {
   ~PythonSchedule() override {
     const py::gil_scoped_acquire gil;
     schedule_ = {};
+    algorithms_.clear();
   }
 
   std::string name() const override { return name_; }
@@ -109,9 +117,9 @@ class PythonSchedule final : public LaunchSchedule {
   }
 
   template <class... Arguments>
-  void tell(const char* method, LaunchControl& control, Arguments... arguments) const {
+  void tell(const char* method, LaunchControl& control, Arguments... arguments) {
     const py::gil_scoped_acquire gil;
-    const auto lent = std::make_shared<LentControl>(control);
+    const auto lent = std::make_shared<LentControl>(control, algorithms_);
     const struct Ended {
       LentControl& lent;
       ~Ended() { lent.end(); }
@@ -122,6 +130,7 @@ class PythonSchedule final : public LaunchSchedule {
   py::object schedule_;
   std::string name_;
   uint32_t listens_ = 0;
+  KnownAlgorithms algorithms_;  // that it has launched buckets with
 };
 
 }  // namespace
@@ -165,10 +174,12 @@ LaunchControl& about(const LentControl& control, const std::vector<size_t>& buck
   return control.get();
 }
 
-void launch(LentControl& control, const std::vector<size_t>& buckets, int priority,
-            bool background) {
+void launch(LentControl& control, const std::vector<size_t>& buckets, int priority, bool background,
+            const py::object& algorithm) {
+  about(control, buckets);
+  const Launch how{priority, background, control.algorithm(algorithm)};
   const py::gil_scoped_release no_gil;
-  about(control, buckets).launch(buckets, {priority, background});
+  control.get().launch(buckets, how);
 }
 
 void update(LentControl& control, const std::vector<size_t>& buckets) {
@@ -213,12 +224,14 @@ void register_launch_control(py::module_& m) {
            })
       .def(
           "launch",
-          [](LentControl& control, size_t bucket, int priority, bool background) {
-            launch(control, {bucket}, priority, background);
+          [](LentControl& control, size_t bucket, int priority, bool background,
+             const py::object& algorithm) {
+            launch(control, {bucket}, priority, background, algorithm);
           },
-          py::arg("bucket"), py::arg("priority") = 0, py::arg("background") = true)
+          py::arg("bucket"), py::arg("priority") = 0, py::arg("background") = true,
+          py::arg("algorithm") = py::none())
       .def("launch", launch, py::arg("bucket"), py::arg("priority") = 0,
-           py::arg("background") = true)
+           py::arg("background") = true, py::arg("algorithm") = py::none())
       .def("skip", call(&LaunchControl::skip))
       .def("wait", call(&LaunchControl::wait))
       .def("update", [](LentControl& control, size_t bucket) { update(control, {bucket}); })

@@ -252,7 +252,7 @@ void MappedCommunicator::plan(Request& request, const std::string& algorithm) {
         request.collective, request.root);
   }
   request.algorithm = request.program->hash;
-  programs_.check_deterministic(request.program->schedule);
+  programs_.check_deterministic(request.program->schedule, request.ordered);
 }
 
 // No thread watches what runs in a graph, but what went wrong there is found at the next call.

@@ -372,7 +372,7 @@ void NcclCommunicator::plan(Request& request, const std::string& algorithm) {
     return;
   }
   request.algorithm = request.program->hash;
-  programs_.check_deterministic(request.program->schedule);
+  programs_.check_deterministic(request.program->schedule, request.ordered);
 }
 
 }  // namespace dpcore

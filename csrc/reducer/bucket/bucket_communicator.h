@@ -25,6 +25,8 @@
 
 namespace dpcore {
 
+struct CallAlgorithm;
+
 struct BucketCall {
   static constexpr int kUrgent = 1 << 30;  // priority of what is small and all that follows needs
   // all_reduce; or, in place, reduce_scatter and all_gather: this rank's part stays where it lies.
@@ -36,6 +38,7 @@ struct BucketCall {
   bool finds_not_finite = false;  // asks for what not_finite() says
   std::optional<size_t> after = std::nullopt;  // the slot whose operation makes what this one sends
   std::shared_ptr<Words> words = nullptr;      // where carries_words()
+  const CallAlgorithm* algorithm = nullptr;    // null: the communicator's own
 };
 
 // One gradient, and where its part of flat memory begins.
@@ -72,7 +75,8 @@ class BucketCommunicator {
   virtual bool allocates_alone() const { return true; }
 
   virtual void reserve(size_t slots) = 0;
-  // In place. Ranks start the same operations in the same order.
+  // In place. Ranks start the same operations in the same order. Throws Unsupported where the
+  // algorithm is not for this call.
   virtual void start(size_t slot, const at::Tensor& bucket, const BucketCall& call) = 0;
   virtual void wait(size_t slot) = 0;
   // After wait(): when the operation was over. 0 where that is unknown.

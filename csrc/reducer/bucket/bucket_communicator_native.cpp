@@ -14,9 +14,10 @@ namespace {
 class NativeBucketCommunicator final : public BucketCommunicator {
  public:
   NativeBucketCommunicator(std::shared_ptr<Communicator> communicator, bool ordered,
-                           Engine::Interrupt interrupt)
+                           bool deterministic, Engine::Interrupt interrupt)
       : communicator_(std::move(communicator)),
         ordered_(ordered),
+        deterministic_(deterministic),
         interrupt_(std::move(interrupt)) {}
 
   int rank() const override { return communicator_->rank(); }
@@ -41,11 +42,15 @@ class NativeBucketCommunicator final : public BucketCommunicator {
   }
   void start(size_t slot, const at::Tensor& bucket, const BucketCall& call) override {
     Request request = request_of(bucket, call, rank(), world());
-    request.ordered = ordered_;
+    request.ordered = call.algorithm != nullptr ? deterministic_ : ordered_;
     // "" is the communicator's own algorithm, which may not be an ordered one.
-    works_[slot] =
-        communicator_->submit(std::move(request), ordered_ ? "auto" : "", call.background,
-                              call.after ? works_[*call.after] : nullptr);
+    static const CallAlgorithm kOrdered{"auto"};
+    static const CallAlgorithm kOwn{""};
+    const CallAlgorithm* usual = ordered_ ? &kOrdered : &kOwn;
+    const CallAlgorithm& algorithm = call.algorithm != nullptr ? *call.algorithm : *usual;
+    use_algorithm(request, algorithm, world());
+    works_[slot] = communicator_->submit(std::move(request), algorithm.name, call.background,
+                                         call.after ? works_[*call.after] : nullptr);
   }
   void wait(size_t slot) override {
     communicator_->wait(*works_[slot], 0, interrupt_);
@@ -69,6 +74,7 @@ class NativeBucketCommunicator final : public BucketCommunicator {
  private:
   std::shared_ptr<Communicator> communicator_;
   bool ordered_;
+  bool deterministic_;
   Engine::Interrupt interrupt_;
   std::vector<Work> works_;
   std::vector<int64_t> over_ns_;
@@ -78,8 +84,9 @@ class NativeBucketCommunicator final : public BucketCommunicator {
 }  // namespace
 
 std::shared_ptr<BucketCommunicator> native_bucket_communicator(
-    std::shared_ptr<Communicator> communicator, bool ordered, Engine::Interrupt interrupt) {
-  return std::make_shared<NativeBucketCommunicator>(std::move(communicator), ordered,
+    std::shared_ptr<Communicator> communicator, bool ordered, bool deterministic,
+    Engine::Interrupt interrupt) {
+  return std::make_shared<NativeBucketCommunicator>(std::move(communicator), ordered, deterministic,
                                                     std::move(interrupt));
 }
 

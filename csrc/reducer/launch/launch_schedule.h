@@ -33,9 +33,13 @@
 
 namespace dpcore {
 
+struct CallAlgorithm;
+
 struct Launch {
   int priority = 0;        // higher goes first among operations in flight
   bool background = true;  // false: the thread that waits for it drives it, and nothing before
+  // Instead of the communicator's own; the same on all ranks. Null: that.
+  std::shared_ptr<const CallAlgorithm> algorithm = nullptr;
 };
 
 // What a schedule may ask the reducer for.
@@ -48,6 +52,7 @@ class LaunchControl {
   virtual uint64_t bytes(size_t bucket) const = 0;    // of its gradients
   virtual bool is_complete(size_t bucket) const = 0;  // all its gradients are there
   virtual int rank() const = 0;
+  virtual int world() const = 0;
   virtual double elapsed_ms() const = 0;  // since the first gradient of this backward came
   virtual size_t in_flight() const = 0;   // operations that were sent and are not complete
   // The largest of all ranks' values, place by place, so that ranks may decide alike by what they

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 
 class LaunchControl(Protocol):
@@ -44,12 +44,17 @@ class LaunchControl(Protocol):
         """The gradients of a module's own parameters, without those of its children."""
 
     def launch(
-        self, bucket: int | Sequence[int], priority: int = 0, background: bool = True
+        self,
+        bucket: int | Sequence[int],
+        priority: int = 0,
+        background: bool = True,
+        algorithm: Any = None,
     ) -> None:
         """Sends a ready bucket, once those before it in ``order()`` are sent. Neighbours such as
         ``[3, 4]`` form one operation; all ranks must combine the same ones. A higher priority
         overtakes lower ones. Without ``background`` the operation only advances in a thread that
-        waits."""
+        waits. ``algorithm``: a name, or one of your own, as ``Communicator.all_reduce`` takes it,
+        for the collective of the phase; the same on all ranks. None: the communicator's."""
 
     def skip(self, bucket: int) -> None:
         """Does not communicate the bucket, so results are wrong. For measuring a bound."""
