@@ -24,6 +24,7 @@ from dpcore.tools.diagnose import black_box
 from dpcore.tools.sizes import parse_sizes
 from tests.command_line import status_of
 from tests.ranks import python
+from tests.swing import SWING
 
 COMMANDS = list(_parser()._subparsers._group_actions[0].choices)
 COLUMNS = "size count type redop root algorithm time algbw busbw #wrong"
@@ -161,6 +162,13 @@ def test_bench_json():
     assert {"commit", "command", "date", "machine", "versions", "rounds_s"} <= set(first)
 
 
+def test_bench_of_an_algorithm_of_ones_own():
+    first, second = bench("--sizes", "1K", "--world", "4", "--algorithm", f"ring,{SWING}")
+    assert (first["algorithm"], second["algorithm"]) == ("ring", SWING)
+    assert second["wrong"] == 0
+    assert set(second["facts"]["stats"]["all_reduce"]) == {"moves"}
+
+
 @pytest.mark.parametrize(
     ("world", "options"),
     [
@@ -239,6 +247,9 @@ def test_bench_on_the_ranks_of_torchrun():
         (["--world", "-3"], "--world: '-3' is not a whole number of ranks from 1 to 1024"),
         (["--world", "1e9"], "'1e9' is not a whole number of ranks"),
         (["--algorithm", "circle", "--sizes", "8"], "circle"),
+        (["--algorithm", SWING, "--world", "2,6"], "swing for 6 ranks: swing.py:"),
+        (["--algorithm", SWING, "--collective", "broadcast"], "is for all_reduce, not for broadc"),
+        (["--algorithm", "nowhere.py:swing"], "there is no file nowhere.py"),
     ],
 )
 def test_bench_explains_mistakes(arguments, message, capsys):

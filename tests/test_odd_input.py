@@ -235,8 +235,9 @@ def test_a_schedule_that_raises_says_where(tmp_path, capsys):
 
 def test_show_of_code_of_ones_own(capsys):
     line = line_of(capsys, "show", "algos.py:swing")
-    assert "algos.py:swing is code of your own; show draws dpcore's algorithms by name" in line
-    assert "dpcore.trace(" not in line
+    assert "there is no file algos.py" in line
+    line = line_of(capsys, "show", "algos.py:swing", RUN)
+    assert "algos.py:swing is an algorithm of your own, which is shown by itself" in line
 
 
 # ---- what programs call --------------------------------------------------------------------------

@@ -164,7 +164,10 @@ _GRAMMAR: dict[str, tuple[str, dict[str, Any]]] = {
         {"type": links, "metavar": "LINKS"},
     ),
     "--schedule": (_SCHEDULES, {"type": names, "metavar": "NAMES"}),
-    "--algorithm": ("algorithms, with commas", {"type": names, "metavar": "NAMES"}),
+    "--algorithm": (
+        "algorithms, also file.py:function, with commas",
+        {"type": names, "metavar": "NAMES"},
+    ),
     "--collective": ("collectives, with commas", {"type": names, "metavar": "NAMES"}),
     "--peers": ("libraries to compare with, or none", {"type": names, "metavar": "NAMES"}),
     "--rounds": ("rounds in which all take turns", {"type": whole(), "metavar": "N"}),

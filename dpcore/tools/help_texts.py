@@ -27,6 +27,7 @@ BENCH = """\
 examples:
   dpcore bench                                         all_reduce on 2 ranks, 8 B to 16 MiB
   dpcore bench --world 2,4 --sizes 1K:16M:4x --algorithm auto,ring,two_shot
+  dpcore bench --world 2,4 --algorithm auto,ring,mine.py:swing     with moves of your own
   dpcore bench --collective all_gather,reduce_scatter --dtype bfloat16 --plain
   dpcore bench --json | jq .busbw
   torchrun --nproc-per-node 4 -m dpcore bench          on the ranks that a launcher started
@@ -80,6 +81,7 @@ examples:
   dpcore show --export kineto run.json          run.kineto/, for Holistic Trace Analysis
   dpcore show ring --open                       steps through an algorithm; needs no trace
   dpcore show bruck --collective all_to_all --world 5
+  dpcore show mine.py:swing --world 8           an algorithm of your own: world -> moves
 
 The file is written by `with dpcore.trace("run.json"):` around the steps of interest. Files of
 torch.profiler (tensorboard_trace_handler, export_chrome_trace; compressed or not; Gloo, or NCCL)

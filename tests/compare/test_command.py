@@ -14,6 +14,7 @@ from dpcore.tools.compare import running
 from dpcore.tools.compare.store import Store
 from tests.command_line import status_of
 from tests.ranks import python
+from tests.swing import SWING
 
 OWN = """
 import torch
@@ -159,6 +160,9 @@ def test_between_hosts_of_their_own(folder, capsys):
         (["all_reduce", "--sizes", "many"], "is not a size"),
         (["all_reduce", "--sizes", "8:64:nan"], "with a factor above 1"),
         (["all", "--link", "1gbit", "--threads", "2"], "--link, --threads: for models only"),
+        (["all_reduce", "--algorithm", SWING, "--world", "2,3"], "swing for 3 ranks: swing.py:"),
+        (["all", "--algorithm", SWING], "it is for all_reduce, not for reduce_scatter"),
+        (["--algorithm", "ring"], "--algorithm: for collectives only, and this is a model"),
         (["--peers", "gloo"], "--peers: for collectives only, and this is a model"),
     ],
 )
@@ -199,6 +203,7 @@ def test_the_example_runs(folder, capsys):
 def test_a_collective_in_the_columns_of_nccl_tests(folder):
     """A peer that is missing shows what installs it."""
     command = ["-m", "dpcore", "compare", "all_reduce", "--peers", "gloo,mpich", "--sizes", "8,64K"]
+    command += ["--algorithm", f"ring,{SWING}"]
     out = python.run(*command, "--quick", "--rounds", "1", capture_output=True, text=True)
     assert out.returncode == 0, out.stderr
     columns = "size count type redop contender time min algbw busbw #wrong x peer of bound"
@@ -207,7 +212,7 @@ def test_a_collective_in_the_columns_of_nccl_tests(folder):
         line.split() for line in out.stdout.splitlines() if re.match(r" +\d+ +\d+ +float", line)
     ]
     assert {(row[0], row[3]) for row in rows} == {("8", "sum"), ("65536", "sum")}
-    assert {"Gloo", "dpcore"} <= {row[4] for row in rows}
+    assert {"Gloo", "dpcore", "ring", "swing.py:swing"} <= {row[4] for row in rows}
     has_mpich = "# without mpich" not in out.stdout
     assert has_mpich or ".venv-mpich/bin/pip install numpy mpi4py mpich" in out.stdout
 

@@ -7,6 +7,8 @@ import pytest
 
 from dpcore import reference
 from dpcore.__main__ import main
+from dpcore.base.own_algorithm import schedule_of
+from tests.swing import SWING
 
 from .browser import needs_browser
 from .test_page import drawn_values
@@ -53,6 +55,52 @@ def test_mistakes_are_explained(tmp_path, capsys, monkeypatch, arguments, messag
     assert main(["show", *arguments]) == 2
     assert message in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_one_of_ones_own_stands_beside_the_others(tmp_path, capsys, monkeypatch):
+    """For 2, 4 and 8 ranks: there is none for the others."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["show", SWING, "--world", "8"]) == 0
+    plan = schedule_of(SWING, "all_reduce", 8)
+    assert capsys.readouterr().out == reference.describe(plan) + "wrote swing.html\n"
+    content = content_of(tmp_path / "swing.html")
+    assert content["world"] == "8"
+    for world, of_world in content["schedules"].items():
+        known = of_world["all_reduce"]
+        names = [*reference.algorithms_of("all_reduce")]
+        if world in "248":
+            names.append("swing.py:swing")
+        assert list(known["algorithms"]) == names
+        assert known["first"] == (names[-1] if world in "248" else "two_shot")
+        assert "swing.py:swing" not in of_world["broadcast"]["algorithms"]
+    steps = content["schedules"]["8"]["all_reduce"]["algorithms"]["swing.py:swing"]["moves"]
+    assert [len(step) for step in steps] == [32, 16, 8, 8, 16, 32]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([SWING, "--world", "6"], "swing for 6 ranks: swing.py:"),
+        ([SWING, "--world", "16"], "16 ranks can't be drawn: choose 2 to 8"),
+        ([SWING, "--collective", "broadcast"], "it is for all_reduce, not for broadcast"),
+        ([SWING, "--json"], "--json is for a trace, and"),
+        (["nowhere.py:swing"], "there is no file nowhere.py"),
+        (["fine.py:fine"], "fine.py:fine has 2000 chunks on 4 ranks, more than one can follow"),
+        (["fine.py:half"], "algorithm fine.py:half for 4 ranks is wrong: rank 2 ends without a co"),
+    ],
+)
+def test_mistakes_with_ones_own_are_explained(tmp_path, capsys, monkeypatch, arguments, message):
+    (tmp_path / "fine.py").write_text(
+        "def fine(world):\n"
+        " return [(0, a, b, c, True)"
+        " for a in range(world) for b in range(world) for c in range(2000) if a != b]\n"
+        "def half(world):\n"
+        " return [(0, a, b, 0, True) for a in range(world) for b in (0, 1) if a != b]\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert main(["show", *arguments]) == 2
+    assert message in capsys.readouterr().err
+    assert [path.name for path in tmp_path.glob("*.html")] == []
 
 
 def test_a_file_that_is_called_like_an_algorithm_is_read(tmp_path, capsys, monkeypatch):

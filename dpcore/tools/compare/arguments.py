@@ -16,6 +16,7 @@ examples:
   dpcore compare my.py:make --contenders torch,default,mine.py:MySchedule --rounds 40
   dpcore compare transformer --link none,1gbit,100mbit --world 2,4
   dpcore compare all_reduce --peers gloo,openmpi,mpich --sizes 8:64M:8x
+  dpcore compare all_reduce --algorithm ring,mine.py:swing --peers gloo
   dpcore compare all                           every collective
 
 models: mlp, transformer, many, gpt2, or file.py:make with make(rank, world) -> (model, step), where
@@ -62,6 +63,7 @@ def add_arguments(made: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     collectives = made.add_argument_group("collectives")
     types.add(collectives, "--peers", "gloo,openmpi,mpich")
+    types.add(collectives, "--algorithm", said="each is a contender; default: none")
     types.add(collectives, "--sizes", said=f"default: {types.SIZES}")
     collectives.add_argument(
         "--huge-pages", action="store_true",
@@ -70,7 +72,7 @@ def add_arguments(made: argparse.ArgumentParser) -> None:
 
 
 _OF_MODELS = ("contenders", "link", "emulated", "threads")
-_OF_COLLECTIVES = ("peers", "sizes", "huge_pages")
+_OF_COLLECTIVES = ("peers", "algorithm", "sizes", "huge_pages")
 
 
 def check_fitting(options: argparse.Namespace, is_collective: bool) -> None:

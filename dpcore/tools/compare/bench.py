@@ -22,6 +22,7 @@ from dpcore.tools.compare.collectives import loop, table
 from dpcore.tools.compare.collectives.cells import BYTES, OPS, cells_of, collectives_of
 from dpcore.tools.compare.collectives.contenders import ARENA, PLAIN, tuning
 from dpcore.tools.compare.collectives.loop import Measurement, Pace
+from dpcore.tools.compare.collectives.options import prove_own
 from dpcore.tools.compare.collectives.summary import records, summarise, total_wrong
 from dpcore.tools.records import run_facts
 from dpcore.tools.sizes import parse_sizes
@@ -79,6 +80,7 @@ def run(options: argparse.Namespace) -> int:
     if not is_launched():
         from dpcore.comm.launch.spawn import spawn
 
+        prove_own(plan.algorithms, plan.collectives, worlds or [2])
         wrongs = [
             spawn(lambda comm: measure(comm, plan), ranks, timeout=_TIMEOUT_SECONDS)
             for ranks in worlds or [2]
@@ -90,6 +92,7 @@ def run(options: argparse.Namespace) -> int:
     if worlds not in (None, [comm.world_size]):
         asked_for = ",".join(map(str, worlds or ()))
         raise Unsupported(f"--world {asked_for}, but the launcher started {comm.world_size} ranks")
+    prove_own(plan.algorithms, plan.collectives, [comm.world_size])
     wrong = measure(comm, plan)
     finalize()
     return int(wrong > 0)

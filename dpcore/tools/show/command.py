@@ -65,8 +65,9 @@ def _run_moves(options: argparse.Namespace) -> int:
         if len(getattr(options, one) or [0]) > 1:
             raise Unsupported(f"--{one}: a page steps through one; write one")
     plan = moves.asked(name, *(options.collective or [None]), *(options.world or [None]))
-    page = options.html or Path(f"{name}.html")
-    write_moves_page(page, plan)
+    own = name if names_code(name) else ""
+    page = options.html or Path(f"{name.rpartition(':')[2] if own else name}.html")
+    write_moves_page(page, plan, own)
     print(describe(plan), end="")
     print(f"wrote {page}")
     if options.open:
@@ -81,10 +82,7 @@ def _refuse_what_is_of_algorithms(options: argparse.Namespace) -> None:
             raise Unsupported(f"--{name} is for an algorithm, not for a trace: {known}")
     for given in map(str, options.trace):
         if names_code(given) and place_of(given).endswith(".py") and not os.path.exists(given):
-            raise Unsupported(
-                f"{given} is code of your own; show draws dpcore's algorithms by name ({known}), "
-                "and a trace of a program that runs yours"
-            )
+            raise Unsupported(f"{given} is an algorithm of your own, which is shown by itself")
     first = options.trace[0]
     if len(options.trace) == 1 and not first.suffix and not os.path.exists(first):
         raise Unsupported(f"there is no file {first}, and no algorithm of that name: {known}")

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from dpcore import reference
-from dpcore.errors import Unsupported
-from dpcore.tools.show.schedules import LARGEST_WORLD, SHOWN_FIRST, steps_of
+from dpcore.base.own_algorithm import OwnAlgorithm
+from dpcore.base.user_code import names_code, place_of, without_folders
+from dpcore.errors import Error, Unsupported
+from dpcore.tools.show.schedules import LARGEST_WORLD, SHOWN_FIRST, can_be_followed, steps_of
 
 WORLD = 4
 
@@ -19,31 +21,43 @@ def algorithms() -> list[str]:
 
 
 def is_meant(arguments: list[Path]) -> bool:
-    """Whether ``dpcore show`` is asked for an algorithm: by its name, where no file has it."""
-    return (
-        len(arguments) == 1
-        and str(arguments[0]) in algorithms()
-        and not os.path.exists(arguments[0])
-    )
+    """Whether ``dpcore show`` is asked for an algorithm: by its name, or as file.py:function,
+    where no file has it."""
+    if len(arguments) != 1 or os.path.exists(arguments[0]):
+        return False
+    name = str(arguments[0])
+    return name in algorithms() or (names_code(name) and place_of(name).endswith(".py"))
 
 
 def asked(name: str, collective: str | None, world: int | None) -> reference.Schedule:
     """The moves that the options ask for."""
+    if names_code(name):
+        plan = OwnAlgorithm(name).schedule(_drawable(world), collective)
+        if not can_be_followed(plan):
+            raise Unsupported(
+                f"{name} has {plan.chunks} chunks on {plan.world} ranks, more than one can follow"
+            )
+        return plan
     having = [known for known in reference.ALGORITHMS if name in reference.algorithms_of(known)]
-    world = WORLD if world is None else world
     collective = having[0] if collective is None else collective
     if collective not in having:
         raise Unsupported(f"{name} is not an algorithm of {collective}, but of {', '.join(having)}")
+    return reference.make_schedule(name, collective, _drawable(world))
+
+
+def _drawable(world: int | None) -> int:
+    world = WORLD if world is None else world
     if not 2 <= world <= LARGEST_WORLD:
         raise Unsupported(
             f"{world} ranks can't be drawn: choose 2 to {LARGEST_WORLD}, since more have more "
             "arrows than one can follow"
         )
-    return reference.make_schedule(name, collective, world)
+    return world
 
 
-def content(plan: reference.Schedule) -> dict[str, Any]:
-    """What the page gets: all algorithms for all numbers of ranks, and this one to begin with."""
+def content(plan: reference.Schedule, own: str = "") -> dict[str, Any]:
+    """What the page gets: all algorithms for all numbers of ranks, and this one to begin with.
+    ``own``: the user's, as file.py:function, of which ``plan`` is for one number."""
     others = [name for name in reference.ALGORITHMS if name != plan.collective]
     schedules: dict[str, dict[str, Any]] = {}
     for world in range(2, LARGEST_WORLD + 1):
@@ -55,5 +69,19 @@ def content(plan: reference.Schedule) -> dict[str, Any]:
                 name: steps_of(reference.make_schedule(name, collective, world)) for name in known
             }
             first = plan.algorithm if plan.algorithm in known else usual
+            if own and collective == plan.collective and (moves := _own_moves(own, world, plan)):
+                first = without_folders(own)
+                drawn[first] = moves
             of_world[collective] = {"algorithms": drawn, "first": first}
     return {"runs": [], "schedules": schedules, "world": str(plan.world)}
+
+
+def _own_moves(name: str, world: int, plan: reference.Schedule) -> dict[str, Any] | None:
+    """Nothing where it has none for so many ranks, such as a number that is no power of two."""
+    if world == plan.world:
+        return steps_of(plan)
+    try:
+        other = OwnAlgorithm(name).schedule(world, plan.collective)
+    except Error:
+        return None
+    return steps_of(other) if can_be_followed(other) else None

@@ -37,10 +37,10 @@ def write_page(path: Path, runs: Sequence[Run]) -> None:
     write_whole(path, page_text(runs))
 
 
-def write_moves_page(path: Path, plan: Schedule) -> None:
-    """Writes a page that steps through an algorithm."""
+def write_moves_page(path: Path, plan: Schedule, own: str = "") -> None:
+    """Writes a page that steps through an algorithm. ``own``: the user's, as file.py:function."""
     title = f"{plan.collective} by {plan.algorithm}"
-    write_whole(path, _text(title, moves.content(plan), []))
+    write_whole(path, _text(title, moves.content(plan, own), []))
 
 
 def page_of_trace(trace: Path | tuple[str, Any]) -> str:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from dpcore.tools import argument_types as types
 from dpcore.tools.compare.collectives.cells import COLLECTIVES
-from dpcore.tools.compare.collectives.contenders import BOUNDS, OURS, peer
+from dpcore.tools.compare.collectives.contenders import BOUNDS, OURS, by_algorithm, peer
 from dpcore.tools.compare.collectives.loop import Pace
-from dpcore.tools.compare.collectives.options import Options, chosen_peers
+from dpcore.tools.compare.collectives.options import Options, chosen_peers, prove_own
 from dpcore.tools.compare.collectives.report import draw_all
 from dpcore.tools.compare.collectives.session import exit_status
 from dpcore.tools.compare.collectives.session import run as measure
@@ -34,7 +34,9 @@ def run(options: argparse.Namespace) -> int:
         huge_pages=options.huge_pages,
     )
     kept.unlink(missing_ok=True)
-    contenders = (*OURS, *map(peer, wanted.peers), *BOUNDS)
+    algorithms = options.algorithm or []
+    prove_own(algorithms, names, wanted.worlds)
+    contenders = (*OURS, *map(by_algorithm, algorithms), *map(peer, wanted.peers), *BOUNDS)
     runs = measure(contenders, names, wanted, quiet=options.json)
     pictures = draw_all(wanted.plot, runs)
     if options.json:

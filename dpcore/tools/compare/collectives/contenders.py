@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from dpcore.base.user_code import without_folders
 from dpcore.tools.compare.collectives.wires import LOOPBACK, Wire
 from dpcore.tools.records import ROOT
 
@@ -37,6 +38,12 @@ TCP = Contender("dpcore TCP", "dpcore-tcp", "plain", "ours", "raw TCP")
 STREAM = Contender("raw TCP", "stream", "plain", "bound", "raw TCP")
 OURS = (ARENA, PLAIN)
 BOUNDS = (SCALE, MEMCPY)
+
+
+def by_algorithm(algorithm: str) -> Contender:
+    """dpcore with an algorithm that is named, instead of the one that it would choose."""
+    name = without_folders(algorithm)
+    return Contender(name, "dpcore", f"arena {algorithm}", "ours", "x *= 0.5")
 
 
 _NAMES = {"gloo": "Gloo", "openmpi": "Open MPI", "mpich": "MPICH"}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dpcore.base.user_code import is_own
 from dpcore.tools.compare.collectives.contenders import MPICH_OVERSUBSCRIBED, PEERS, tuning
 from dpcore.tools.compare.collectives.loop import Pace
 
@@ -31,6 +32,16 @@ class Options:
             "tuning": tuning(),
             "mpich_with_more_ranks_than_cores": MPICH_OVERSUBSCRIBED,
         }
+
+
+def prove_own(algorithms: Iterable[str], collectives: Sequence[str], worlds: Sequence[int]) -> None:
+    """Raises what is wrong with algorithms of the user's, before ranks are started for them."""
+    for algorithm in filter(is_own, algorithms):
+        from dpcore.base.own_algorithm import schedule_of
+
+        for collective in collectives:
+            for world in worlds:
+                schedule_of(algorithm, collective, world)
 
 
 def chosen_peers(names: Sequence[str]) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dpcore.base.user_code import without_folders
 from dpcore.tools.compare.collectives.cells import ROOT, Cell
 from dpcore.tools.compare.collectives.loop import Measurement
 from dpcore.tools.compare.collectives.summary import Figures, summarise
@@ -61,7 +62,7 @@ def _line(result: Measurement, figures: Figures | None, columns: Sequence[str]) 
         "type": cell.dtype,
         "redop": cell.redop,
         "root": str(ROOT if cell.kind.rooted else -1),
-        "algorithm": cell.algorithm,
+        "algorithm": without_folders(cell.algorithm),
         "contender": result.contender.name,
     }
     if figures is None:

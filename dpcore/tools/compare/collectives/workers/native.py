@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -78,7 +79,8 @@ class DpcoreBackend(CollectiveBackend):
     def prepare(self, variant: str, cell: Cell) -> Prepared:
         if variant == "cpp":
             return self._prepare_loop_in_cpp(cell)
-        return super().prepare(variant, cell)
+        memory, _, algorithm = variant.partition(" ")
+        return super().prepare(memory, replace(cell, algorithm=algorithm or cell.algorithm))
 
     def _prepare_loop_in_cpp(self, cell: Cell) -> Prepared:
         loop = getattr(self.comm, "_latency_loop", None)
