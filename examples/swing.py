@@ -1,6 +1,8 @@
 """Swing, an all-reduce of your own, wherever dpcore takes an algorithm.
 
     python examples/swing.py [ranks]                                       in init and per bucket
+    dpcore bench --world 4 --algorithm two_shot,ring,examples/swing.py:swing
+    dpcore show examples/swing.py:swing --world 8                          step by step
     DPCORE_ALGORITHM=examples/swing.py:swing torchrun ... train.py         without a change
 
 Swing (De Sensi et al., NSDI 2024) is for networks that are rings or tori. Like halving and doubling
