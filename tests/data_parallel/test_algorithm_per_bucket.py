@@ -6,6 +6,7 @@ import torch
 import dpcore
 from tests.data_parallel.models import OPTIMIZERS, assert_same_values, train, train_alone
 from tests.data_parallel.test_schedules import layers
+from tests.ranks.groups import in_group
 from tests.swing import SWING
 
 
@@ -203,12 +204,14 @@ class OverAnother:
         return self._comm.all_gather(output, input, sizes=sizes)
 
 
-def test_other_communicators_choose_for_themselves():
-    def body(comm):
-        model = dpcore.DataParallel(layers(), comm=OverAnother(comm), schedule=Named("ring"))
-        with pytest.raises(
-            dpcore.Unsupported, match=r"bucket 0 .* 'ring': MPI, CuPy and groups of torch such as"
-        ):
-            step(model)
+def assert_refused_over(comm):
+    model = dpcore.DataParallel(layers(), comm=comm, schedule=Named("ring"))
+    with pytest.raises(
+        dpcore.Unsupported, match=r"bucket 0 .* 'ring': MPI, CuPy and groups of torch such as"
+    ):
+        step(model)
 
-    dpcore.spawn(body, 2, mode="threads")
+
+def test_other_communicators_choose_for_themselves():
+    dpcore.spawn(lambda comm: assert_refused_over(OverAnother(comm)), 2, mode="threads")
+    in_group(lambda: assert_refused_over(dpcore.TorchCommunicator()), 2, backend="gloo")
