@@ -7,6 +7,7 @@
     network     operations over the cards: the executor in plain Python
     processors  what that costs processors, and how threads share their cores
     in_memory   operations among ranks that share memory: no message, only processors
+    classes     one rank that stands for all, where all do the same
     calibration  what ``dpcore calibrate`` has measured, as processors and links
     gradients   what a step computes, from a trace or a description
     ranks       steps one after the other: forward, backward, the optimizer, and a launch schedule

@@ -26,7 +26,7 @@ from dpcore.tools.simulate.lanes import LaneStep
 from dpcore.tools.simulate.links import Links
 from dpcore.tools.simulate.processors import Processors, Threads
 
-_SLOTS = 64  # operations of a rank in flight
+SLOTS = 64  # operations of a rank in flight
 _LEAST_WINDOW = 8  # jobs at a time
 _WINDOW_PER_CHUNK = 2
 _TCP_WINDOW_BYTES = 4 << 20
@@ -108,7 +108,7 @@ class Network:
         self._order = count()
         self.cards = Cards(self.links, world, self.at)
         self.threads = Threads(processors, world, self.links.ranks_per_host, self.at)
-        self._launched = [deque[NetworkOperation](maxlen=_SLOTS) for _ in range(world)]
+        self._launched = [deque[NetworkOperation](maxlen=SLOTS) for _ in range(world)]
 
     def run(self, operations: Sequence[NetworkOperation]) -> None:
         for operation in operations:
@@ -120,7 +120,7 @@ class Network:
         """A rank calls it. It begins a latency after the last one has; with one rank, at once."""
         earlier = self._launched[rank]
         enter = partial(self._enter, operation, rank)
-        if len(earlier) == _SLOTS and len(earlier[0]._over) < self.ranks:
+        if len(earlier) == SLOTS and len(earlier[0]._over) < self.ranks:
             earlier[0]._followers.append(enter)  # until all ranks are through
         else:
             enter(now)
@@ -219,29 +219,20 @@ class _Running:
         links = network.links
         lanes = network.choice.lanes(operation.collective, operation.nbytes, operation.algorithm)
         self._lanes = lanes.by_rank
-        segment = links.segment_bytes(network.world)
-        parts = _segments(operation.nbytes / lanes.chunks, segment)
+        parts = segments_of(operation.nbytes / lanes.chunks, links.segment_bytes(network.world))
         # The first segment of all chunks, each rank's in its own order; the second, ...
         self._waiting = [
             [_Job(chunk, n, parts[n]) for n in range(len(parts)) for chunk in steps][::-1]
             for steps in self._lanes
         ]
         self._window = [
-            max(_LEAST_WINDOW, _WINDOW_PER_CHUNK * lanes.chunks, int(nbytes / segment))
-            for nbytes in (self._window_bytes(rank) for rank in range(network.world))
+            window_of(links, rank, network.world, lanes.chunks) for rank in range(network.world)
         ]
         self._left = [len(jobs) for jobs in self._waiting]
         self._arrived: dict[_Key, Message] = {}
         self._taken: set[_Key] = set()
         self._expecting: dict[_Key, _Job] = {}
         self._next_in_turn: defaultdict[_Key, list[Callable[[float], None]]] = defaultdict(list)
-
-    def _window_bytes(self, rank: int) -> float:
-        links, world = self._network.links, self._network.world
-        # Twice what is on the way: the answers of the peers take the latency as well.
-        return (
-            _TCP_WINDOW_BYTES if links.is_tcp else 2 * links.bytes_on_the_way(rank, world) * world
-        )
 
     def begin(self, rank: int, now: float) -> None:
         if not self._left[rank]:
@@ -342,6 +333,14 @@ class _Running:
             self._operation._finish(rank, now)
 
 
-def _segments(nbytes: float, segment: int) -> list[float]:
+def window_of(links: Links, rank: int, world: int, chunks: int) -> int:
+    """How many segments of chunks a rank works at."""
+    # Twice what is on the way: the answers of the peers take the latency as well.
+    on_the_way = 2 * links.bytes_on_the_way(rank, world) * world
+    nbytes = _TCP_WINDOW_BYTES if links.is_tcp else on_the_way
+    return max(_LEAST_WINDOW, _WINDOW_PER_CHUNK * chunks, int(nbytes / links.segment_bytes(world)))
+
+
+def segments_of(nbytes: float, segment: int) -> list[float]:
     whole, rest = divmod(nbytes, segment)
     return [float(segment)] * int(whole) + ([rest] if rest else [])

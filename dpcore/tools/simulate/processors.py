@@ -35,7 +35,7 @@ class Processors:
     ``auto`` chooses.
     """
 
-    cores: int = 0
+    cores: float = 0
     ranks: int = 0
     operation: float = 0.0
     memory_operation: float = 0.0
@@ -73,7 +73,7 @@ class _Host:
     """Threads that share cores. Each of them runs at the same rate, so one clock of work done,
     which goes at that rate, says when each is through."""
 
-    def __init__(self, cores: int, at: At) -> None:
+    def __init__(self, cores: float, at: At) -> None:
         self._cores = cores
         self._at = at
         self._running: list[tuple[float, int, Act]] = []  # a heap, by the clock at the end

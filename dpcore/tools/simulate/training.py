@@ -12,13 +12,14 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from dpcore.base.link import Speed
 from dpcore.base.user_code import naming_the_line
 from dpcore.errors import Unsupported
 from dpcore.reference.buckets import plan_buckets
 from dpcore.reference.launches import ACROSS_STEPS, SCHEDULES, make_launch_schedule
+from dpcore.tools.simulate.classes import RepresentativeNetwork, stands_for_all
 from dpcore.tools.simulate.gradients import DEFAULT_CAPS, Gradients
 from dpcore.tools.simulate.heard import HeardSchedule, copies_for, name_of
 from dpcore.tools.simulate.links import Links
@@ -129,7 +130,11 @@ def predict(
 def network_for(
     work: Gradients, link: Speed | Links, algorithm: str, processors: Processors, are_alike: bool
 ) -> Network:
-    """``are_alike``: no rank straggles."""
+    """Of every rank, or of one that stands for all, which has the same interface. ``are_alike``: no
+    rank straggles."""
+    if are_alike and stands_for_all(work, Links.of(link), algorithm):
+        one = RepresentativeNetwork(work.world, link, algorithm, processors)
+        return cast(Network, one)
     return Network(work.world, link, algorithm, processors)
 
 
