@@ -200,10 +200,38 @@ def _add_simulate(commands: Commands) -> None:
         nargs="+",
         help="a trace, as dpcore show takes it, or a description of gradients",
     )
-    types.add(simulate, "--link", required=True)
+    types.add(simulate, "--link")
+    types.add(simulate, "--intra", said="within a host, with --inter")
+    types.add(simulate, "--inter", said="between hosts, with --intra")
+    simulate.add_argument(
+        "--ranks-per-host",
+        type=types.whole(1, types.MOST_RANKS, " of ranks"),
+        default=1,
+        metavar="N",
+        help="ranks that share a host's card (default: %(default)s)",
+    )
+    simulate.add_argument(
+        "--oversubscribed",
+        type=types.whole(1, 1000, " of times"),
+        default=1,
+        metavar="N",
+        help="how many times what switches carry the cards can send (default: %(default)s)",
+    )
     types.add(simulate, "--schedule", "bucketed,sequential,per_parameter,flat")
     types.add(simulate, "--algorithm", "two_shot")
     types.add(simulate, "--world", said="default: the trace's")
+    simulate.add_argument(
+        "--best", action="store_true", help="try schedules, sizes and algorithms; the best first"
+    )
+    simulate.add_argument(
+        "--until",
+        type=types.share,
+        metavar="SHARE",
+        help="how many ranks each do this share of the work that one does alone, such as 0.9",
+    )
+    simulate.add_argument(
+        "--calibration", type=Path, metavar="FILE", help="a file of dpcore calibrate"
+    )
     types.add(simulate, "--json", said="a list")
 
 

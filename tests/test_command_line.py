@@ -244,7 +244,7 @@ def test_bench_on_the_ranks_of_torchrun():
         (["--seconds", "-1"], "--seconds: '-1' is not a time in seconds, more than 0"),
         (["--seconds", "inf"], "'inf' is not a time in seconds"),
         (["--seconds", "nan"], "'nan' is not a time in seconds"),
-        (["--world", "-3"], "--world: '-3' is not a whole number of ranks from 1 to 1024"),
+        (["--world", "-3"], "--world: '-3' is not a whole number of ranks from 1 to 4096"),
         (["--world", "1e9"], "'1e9' is not a whole number of ranks"),
         (["--algorithm", "circle", "--sizes", "8"], "circle"),
         (["--algorithm", SWING, "--world", "2,6"], "swing for 6 ranks: swing.py:"),

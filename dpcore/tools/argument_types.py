@@ -17,7 +17,7 @@ from typing import Any, NoReturn, TypeVar
 from dpcore.base.link import parse_speed
 from dpcore.tools import sizes
 
-MOST_RANKS = 1024
+MOST_RANKS = 4096
 _MOST_MIB = 1 << 20
 T = TypeVar("T")
 
@@ -145,8 +145,23 @@ def name_and_cap(text: str, known: Collection[str]) -> tuple[str, str]:
     return name, cap
 
 
+def _share(text: str) -> float:
+    value = _number(float, text)
+    if value is None or not 0 < value < 1:
+        raise ValueError(f"{text!r} is not a share, more than 0 and less than 1")
+    return value
+
+
+def _link(text: str) -> str:
+    found = _links(text)
+    if len(found) != 1 or not found[0]:
+        raise ValueError(f"{text!r} is not one link; write a rate such as 1gbit,50us")
+    return found[0]
+
+
 worlds = _listed(whole(1, MOST_RANKS, " of ranks"))
 links = typed(_links)
+share = typed(_share)
 names = typed(_names)
 process = whole(1, 1 << 22, " of a process")
 seconds = typed(_seconds)
@@ -163,6 +178,8 @@ _GRAMMAR: dict[str, tuple[str, dict[str, Any]]] = {
         "1gbit,50us or none, several with commas",
         {"type": links, "metavar": "LINKS"},
     ),
+    "--intra": ("one link", {"type": typed(_link), "metavar": "LINK"}),
+    "--inter": ("one link", {"type": typed(_link), "metavar": "LINK"}),
     "--schedule": (_SCHEDULES, {"type": names, "metavar": "NAMES"}),
     "--algorithm": (
         "algorithms, also file.py:function, with commas",

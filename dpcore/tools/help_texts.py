@@ -130,6 +130,9 @@ examples:
   dpcore simulate run.json --link 1gbit,50us --schedule bucketed:1,bucketed:5,bucketed:25
   dpcore simulate run.json --link 1gbit,50us --schedule bucketed:4,mine.py:MySchedule:4
   dpcore simulate gradients.json --link 100mbit,1ms --json
+  dpcore simulate run.json --link 10gbit,20us --world 64 --best      what to choose there
+  dpcore simulate run.json --link 10gbit,20us --until 0.9            how many ranks still pay
+  dpcore simulate run.json --intra 50gbit,2us --inter 1gbit,50us --ranks-per-host 8 --world 16
 
 The file is a trace of dpcore.trace around steps of a DataParallel, over any link, or a description,
 see dpcore.tools.simulate.gradients_of; files and folders of torch.profiler are read as by dpcore

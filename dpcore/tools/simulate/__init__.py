@@ -16,6 +16,7 @@
     local_updates        ranks that agree every so many steps
     stragglers  ranks that compute longer
     training    from gradients, a link and a schedule to the time of a step
+    questions   what is best, how many ranks pay, how sure a prediction is
     command     ``dpcore simulate``
 
 It needs no compiled core. ``training`` says what it leaves out; a test and a committed table

@@ -121,7 +121,7 @@ SHAPES: dict[tuple[str, str], Callable[[int], Shape]] = {
     ("all_gather", "direct"): partial(_direct, adds=False),
     ("all_gather", "ring"): partial(_ring_half, adds=False),
 }
-_FEW, _MANY = 8, 64  # ranks
+_FEW, MANY = 8, 64  # ranks
 _POWERS_OF_TWO = ("recursive_doubling", "halving_doubling")  # other worlds have ranks that stand in
 _PARTS = 16  # in which a round is followed where each message has a consequence of its own
 
@@ -142,13 +142,13 @@ def stands_for_all(work: Gradients, links: Links, algorithm: Any) -> bool:
     if shape_of("all_reduce", algorithm, work.world) is None:
         return False
     # Beside other operations its ranks differ, since each sends another half first.
-    if algorithm == "halving_doubling" and work.world <= _MANY:
+    if algorithm == "halving_doubling" and work.world <= MANY:
         return False
     link = links.inter
     one_level = not links.pairs and links.ranks_per_host == 1 and links.oversubscribed == 1
     if not one_level or link.jitter or link.loss or links.is_tcp or links.first_window:
         return False
-    times = (work.forward, work.backward, work.update, work.ready, work.begins)
+    times = (work.forward, work.backward, work.update, work.busy, work.ready, work.begins)
     return all(one is each[0] or one == each[0] for each in times for one in each)
 
 

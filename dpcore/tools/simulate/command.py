@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from dpcore.base.link import parse_speed
@@ -16,35 +17,146 @@ from dpcore.errors import Unsupported
 from dpcore.reference import algorithms_of
 from dpcore.reference.launches import ACROSS_STEPS, CAPPED, SCHEDULES
 from dpcore.tools.argument_types import name_and_cap
+from dpcore.tools.simulate.calibration import calibrated
+from dpcore.tools.simulate.choice import AUTO
 from dpcore.tools.simulate.gradients import Gradients, gradients_of
+from dpcore.tools.simulate.heard import name_of
+from dpcore.tools.simulate.links import Links
+from dpcore.tools.simulate.processors import Processors
+from dpcore.tools.simulate.questions import (
+    MOST_RANKS,
+    Asked,
+    Interval,
+    candidates,
+    interval,
+    is_extrapolated,
+    on_ranks,
+    until,
+)
 from dpcore.tools.simulate.training import Prediction, predict
+
+_SHOWN = 10  # of the best
+# Said beside every prediction.
+NOT_MODELLED = "memory bandwidth that ranks of a host share; other jobs on the network"
 
 
 def run(options: argparse.Namespace) -> int:
     """Predicts and prints; the exit status."""
     recorded = gradients_of(*options.gradients)
-    if unknown := [name for name in options.algorithm if name not in algorithms_of("all_reduce")]:
-        known = ", ".join(algorithms_of("all_reduce"))
-        raise Unsupported(f"--algorithm {', '.join(unknown)}: choose from {known}")
-    if "" in options.link:
-        raise Unsupported("--link none: a prediction is for a link, such as 1gbit,50us")
-    schedules = [_schedule_and_cap(text) for text in options.schedule]
-    lines = []
-    for world in options.world or [max(2, recorded.world)]:
-        work = recorded.on(world)
-        for link in options.link:
-            predictions = [
-                predict(work, parse_speed(link), schedule, cap, algorithm)
-                for schedule, cap in schedules
-                for algorithm in options.algorithm[: 1 if schedule == "oracle" else None]
+    for name in options.algorithm:
+        if not names_code(name) and name not in (AUTO, *algorithms_of("all_reduce")):
+            known = ", ".join((*algorithms_of("all_reduce"), AUTO))
+            raise Unsupported(f"--algorithm {name}: choose from {known}, or write file.py:function")
+    calibration = options.calibration and calibrated(options.calibration)
+    processors = calibration.processors if calibration else Processors.free()
+    asked = [
+        Asked(*_schedule_and_cap(text), algorithm)
+        for text in options.schedule
+        for algorithm in options.algorithm[: 1 if text == "oracle" else None]
+    ]
+
+    def predicted(one: Asked, work: Gradients, links: Links) -> Prediction:
+        return predict(work, links, one.schedule, one.bucket_cap_mb, one.algorithm, processors)
+
+    lines: list[dict[str, Any]] = []
+    for words, links in _links_of(options):
+        if options.until is not None:
+            lines += [_until(options, recorded, words, links, one, predicted) for one in asked]
+            continue
+        for world in options.world or [max(2, recorded.world)]:
+            work = on_ranks(recorded, world)
+            found = [
+                (one, predicted(one, work, links))
+                for one in (candidates(work) if options.best else asked)
             ]
-            lines += [{"link": link, "world": world} | asdict(one) for one in predictions]
+            if options.best:
+                found = _different(sorted(found, key=lambda pair: pair[1].step_ms))
+            ranges = [
+                interval(work, links, one, partial(predicted, question))
+                for question, one in (found[:_SHOWN] if options.best else found)
+            ]
+            predictions = [one for _, one in found][: len(ranges)]
+            for one, within in zip(predictions, ranges, strict=True):
+                facts = {"link": words, "world": world, "extrapolated": is_extrapolated(world)}
+                facts |= {"low_ms": within.low_ms, "high_ms": within.high_ms}
+                facts |= {"interval": within.source, "not_modelled": NOT_MODELLED}
+                lines.append(facts | asdict(one))
             if not options.json:
-                _tell(work, link, predictions)
+                _tell(work, words, predictions, ranges)
     if options.json:
         json.dump(lines, sys.stdout, indent=1)
         print()
     return 0
+
+
+def _different(found: Sequence[tuple[Asked, Prediction]]) -> list[tuple[Asked, Prediction]]:
+    """Without those whose size of buckets makes the same buckets as another one's."""
+    by_buckets = {(one.schedule, one.algorithm, one.buckets): (q, one) for q, one in found[::-1]}
+    return list(by_buckets.values())[::-1]
+
+
+def _links_of(options: argparse.Namespace) -> list[tuple[str, Links]]:
+    """In words, and what they mean."""
+    levels = options.intra, options.inter
+    if bool(options.link) == any(levels):
+        raise Unsupported("a prediction is for --link 1gbit,50us, or for --intra and --inter")
+    if options.link:
+        if "" in options.link:
+            raise Unsupported("--link none: a prediction is for a link, such as 1gbit,50us")
+        if options.ranks_per_host > 1 or options.oversubscribed > 1:
+            raise Unsupported("--ranks-per-host and --oversubscribed go with --intra and --inter")
+        return [(link, Links.of(parse_speed(link))) for link in options.link]
+    if not all(levels):
+        raise Unsupported("--intra is the link within a host, --inter between hosts: write both")
+    intra, inter = map(parse_speed, levels)
+    links = Links.levels(intra, inter, options.ranks_per_host, options.oversubscribed)
+    words = f"{options.intra} in hosts of {options.ranks_per_host}, {options.inter} between them"
+    if options.oversubscribed > 1:
+        words += f", switches oversubscribed {options.oversubscribed:g} times"
+    return [(words, links)]
+
+
+def _until(
+    options: argparse.Namespace,
+    recorded: Gradients,
+    words: str,
+    links: Links,
+    one: Asked,
+    predicted: Callable[[Asked, Gradients, Links], Prediction],
+) -> dict[str, Any]:
+    """How many ranks keep the efficiency, told and as facts."""
+    name = one.schedule if isinstance(one.schedule, str) else name_of(one.schedule)
+    if not isinstance(one.algorithm, str) or one.algorithm not in ("two_shot", "ring"):
+        raise Unsupported(
+            f"--until with --algorithm {one.algorithm}: thousands of ranks are simulated by "
+            "two_shot and ring"
+        )
+    found = until(
+        recorded,
+        options.until,
+        lambda world: predicted(one, on_ranks(recorded, world), links).step_ms,
+    )
+    alone_ms = recorded.compute_seconds * 1e3
+    if not options.json:
+        most = f"up to {found.world} ranks" if found.world else "on one rank only"
+        if found.world == MOST_RANKS:
+            most += " and maybe more"
+        print(
+            f"{name} by {one.algorithm} over {words}: {most} each does at least "
+            f"{options.until:.0%} of the work that it does alone"
+            + (" (extrapolated)" if is_extrapolated(found.world) else "")
+        )
+        for world, ms in found.steps:
+            print(f"  {world:>5} ranks  {short(ms):>8} ms  {alone_ms / ms:.0%}")
+    return {
+        "link": words,
+        "schedule": name,
+        "algorithm": one.algorithm,
+        "efficiency": options.until,
+        "world": found.world,
+        "extrapolated": is_extrapolated(found.world),
+        "steps": [{"world": world, "step_ms": ms} for world, ms in found.steps],
+    }
 
 
 def _schedule_and_cap(text: str) -> tuple[Any, float | None]:
@@ -54,7 +166,9 @@ def _schedule_and_cap(text: str) -> tuple[Any, float | None]:
     return named_or_own(name), float(cap) if cap else None
 
 
-def _tell(work: Gradients, link: str, predictions: Sequence[Prediction]) -> None:
+def _tell(
+    work: Gradients, link: str, predictions: Sequence[Prediction], ranges: Sequence[Interval]
+) -> None:
     nbytes = sum(work.sizes)
     bound_ms = min(one.bound_ms for one in predictions)
     print(
@@ -63,25 +177,34 @@ def _tell(work: Gradients, link: str, predictions: Sequence[Prediction]) -> None
         f"{short(work.compute_seconds * 1e3)} ms; with communication over this link no "
         f"step is shorter than {short(bound_ms)} ms"
     )
-    _print_table(predictions)
+    if is_extrapolated(work.world):
+        print("Extrapolated: no run on more than 8 ranks was compared with its prediction.")
+    print(f"Interval from {ranges[0].source}. Not modelled: {NOT_MODELLED}.")
+    _print_table(predictions, ranges)
 
 
-def _print_table(predictions: Sequence[Prediction]) -> None:
+def _print_table(predictions: Sequence[Prediction], ranges: Sequence[Interval]) -> None:
     from rich.console import Console
     from rich.table import Table
 
     console = Console(highlight=False)
     table = Table(box=None)
+    columns: tuple[str, ...]
     columns = ("schedule", "algorithm", "cap MiB", "buckets", "step ms", "exposed ms", "of bound")
+    any_varies = any(within.low_ms < within.high_ms for within in ranges)
+    if any_varies:
+        columns = (*columns[:5], "from to", *columns[5:])
     for number, column in enumerate(columns):
         table.add_column(column, justify="left" if number < 2 else "right")
-    for line in predictions:
+    for line, within in zip(predictions, ranges, strict=True):
+        varies = f"{short(within.low_ms)} {short(within.high_ms)}"
         table.add_row(
             line.schedule,
             line.algorithm,
             _caps_of(line),
             str(line.buckets),
             short(line.step_ms),
+            *[varies] * any_varies,
             short(line.exposed_ms),
             f"{line.step_ms / line.bound_ms:.2f}" if line.bound_ms else "–",
         )

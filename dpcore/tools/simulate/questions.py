@@ -1,0 +1,136 @@
+"""Questions that take many predictions: how sure one is, what is best, how many ranks pay.
+
+interval(...)   from the least to the most that the recording's steps, or jitter, make of a step
+candidates(...) schedules, caps and algorithms, of which one is the best for a link
+until(...)      how many ranks keep an efficiency
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from dpcore.reference.launches import ACROSS_STEPS
+from dpcore.tools.simulate.classes import MANY
+from dpcore.tools.simulate.gradients import Gradients
+from dpcore.tools.simulate.links import Links
+from dpcore.tools.simulate.training import Prediction
+
+MOST_RANKS = 4096
+_MEASURED_RANKS = 8  # beyond, no prediction was compared with a run
+_SAMPLES = 5  # steps of a recording, or seeds of a link
+_NO_SOURCE = "nothing: one step is known, and the link does not vary"
+_CAPS_MB = (1.0, 4.0, 25.0)
+_SCHEDULES = ("bucketed", "sequential", *ACROSS_STEPS)
+_ALGORITHMS = ("two_shot", "ring")
+
+
+class Asked(NamedTuple):
+    """What ``predict`` is asked for."""
+
+    schedule: Any
+    bucket_cap_mb: float | None
+    algorithm: Any
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Milliseconds of a step; ``source`` says what of, or why there is none."""
+
+    low_ms: float
+    high_ms: float
+    source: str
+
+
+def on_ranks(recorded: Gradients, world: int) -> Gradients:
+    """The work on so many ranks. On more than have been recorded, and more than a few, each takes
+    as long as the slowest one: thousands of ranks have one that does."""
+    if world <= max(_MEASURED_RANKS, recorded.world):
+        return recorded.on(world)
+    slowest = max(
+        range(recorded.world), key=lambda rank: recorded.forward[rank] + recorded.backward[rank]
+    )
+    return _alone(recorded, slowest).on(world)
+
+
+def _alone(work: Gradients, rank: int) -> Gradients:
+    take = slice(rank, rank + 1)
+    return replace(
+        work, forward=work.forward[take], backward=work.backward[take], ready=work.ready[take],
+        begins=work.begins[take], update=work.update[take], busy=work.busy[take],
+        spread=tuple(_alone(each, rank) for each in work.spread),
+    )  # fmt: skip
+
+
+def is_extrapolated(world: int) -> bool:
+    """Whether no run of this kind has been compared with its prediction."""
+    return world > _MEASURED_RANKS
+
+
+def interval(
+    work: Gradients,
+    links: Links,
+    predicted: Prediction,
+    again: Callable[[Gradients, Links], Prediction],
+) -> Interval:
+    """``again(work, links)`` predicts the same for another step of the recording, or other random
+    numbers. What the model itself gets wrong is not in it."""
+    steps = [again(each, links).step_ms for each in work.spread[:_SAMPLES]]
+    seeds: list[float] = []
+    if links.inter.jitter or links.inter.loss:
+        others = [replace(links.inter, seed=links.inter.seed + n) for n in range(1, _SAMPLES)]
+        seeds = [again(work, replace(links, inter=other)).step_ms for other in others]
+    sources = [f"{len(steps)} recorded steps"] * bool(steps) + ["jitter and loss"] * bool(seeds)
+    all_of_them = [predicted.step_ms, *steps, *seeds]
+    source = " and ".join(sources) or _NO_SOURCE
+    return Interval(min(all_of_them), max(all_of_them), source)
+
+
+def candidates(work: Gradients) -> list[Asked]:
+    """All named schedules with several sizes of buckets and algorithms."""
+    algorithms = [*_ALGORITHMS]
+    is_power = not work.world & (work.world - 1)
+    if is_power and (2 < work.world <= _MEASURED_RANKS or work.world > MANY):  # else long
+        algorithms.append("halving_doubling")
+    return [
+        Asked(schedule, cap, algorithm)
+        for schedule in _SCHEDULES
+        for cap in _CAPS_MB
+        for algorithm in algorithms
+    ]
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """``world`` is the most ranks that keep it, 0 if two do not, and ``steps`` has what was tried:
+    ranks and the milliseconds of a step."""
+
+    world: int
+    steps: Sequence[tuple[int, float]]
+
+
+def until(
+    recorded: Gradients, efficiency: float, ranks_to_ms: Callable[[int], float]
+) -> Efficiency:
+    """The most ranks of which each does at least ``efficiency`` of the work that it does alone, up
+    to 4,096: by doubling, then by halves. ``ranks_to_ms``: a step on so many.
+
+    >>> work = Gradients([8], [0], [0.1], [0.8], [[0.5]])
+    >>> until(work, 0.9, lambda world: 900 + world).world
+    100
+    """
+    alone = recorded.compute_seconds * 1e3
+    tried: dict[int, float] = {}
+
+    def keeps(world: int) -> bool:
+        tried[world] = ranks_to_ms(world)
+        return alone / tried[world] >= efficiency
+
+    low, high = 1, 2
+    while high <= MOST_RANKS and keeps(high):
+        low, high = high, 2 * high
+    while high <= MOST_RANKS and high - low > max(1, low // 64):
+        middle = (low + high) // 2
+        low, high = (middle, high) if keeps(middle) else (low, middle)
+    return Efficiency(low if low > 1 else 0, sorted(tried.items()))

@@ -1,0 +1,128 @@
+"""What the command answers: the best schedule, how many ranks pay, how sure a prediction is."""
+
+import json
+
+import pytest
+
+from dpcore.__main__ import main
+from dpcore.base.link import Speed
+from dpcore.tools.simulate import Gradients
+from dpcore.tools.simulate.links import Links
+from dpcore.tools.simulate.questions import candidates, interval, on_ranks, until
+from dpcore.tools.simulate.training import predict
+from tests.command_line import status_of
+
+
+@pytest.fixture
+def described(tmp_path):
+    path = tmp_path / "gradients.json"
+    gradients = [{"bytes": 1 << 20, "ready_ms": 10 * n} for n in range(1, 7)]
+    path.write_text(json.dumps({"forward_ms": 30, "backward_ms": 60, "gradients": gradients}))
+    return str(path)
+
+
+def answers(capsys, *arguments):
+    assert main(["simulate", *arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_the_best_comes_first_and_none_twice(described, capsys):
+    lines = answers(capsys, described, "--link", "1gbit,50us", "--best")
+    steps = [line["step_ms"] for line in lines]
+    assert steps == sorted(steps)
+    assert all(line["step_ms"] >= line["bound_ms"] for line in lines)
+    kinds = [(line["schedule"], line["algorithm"], line["buckets"]) for line in lines]
+    assert len(set(kinds)) == len(kinds)
+
+
+def test_it_says_what_is_extrapolated(described, capsys):
+    for world in (8, 16):
+        (line,) = answers(
+            capsys, described, "--link", "1gbit,50us", "--world", str(world), "--schedule", "flat"
+        )
+        assert line["extrapolated"] == (world > 8)
+        assert "memory bandwidth" in line["not_modelled"]
+    assert main(["simulate", described, "--link", "1gbit", "--world", "16"]) == 0
+    assert "Extrapolated: no run on more than 8 ranks" in capsys.readouterr().out
+
+
+def test_until_finds_how_many_ranks_pay(described, capsys):
+    asked = [
+        described,
+        "--link",
+        "1gbit,50us",
+        "--schedule",
+        "per_parameter",
+        "--algorithm",
+        "ring",
+    ]
+    (line,) = answers(capsys, *asked, "--until", "0.8")
+    by_world = {each["world"]: 90 / each["step_ms"] for each in line["steps"]}
+    assert by_world[line["world"]] >= 0.8
+    assert all(share < 0.8 for world, share in by_world.items() if world > line["world"])
+    (line,) = answers(capsys, *asked, "--until", "0.9999")
+    assert line["world"] == 0
+
+
+def test_until_closes_in():
+    work = Gradients([8], [0], [0.1], [0.8], [[0.5]])
+    found = until(work, 0.9, lambda world: 900 + world / 7)
+    assert 0.97 * 700 < found.world <= 700
+    assert len(found.steps) < 25
+
+
+def test_hosts_that_share_a_card(described, capsys):
+    levels = ["--intra", "50gbit,2us", "--inter", "1gbit,50us", "--world", "4"]
+    (shared,) = answers(capsys, described, *levels, "--ranks-per-host", "2", "--schedule", "flat")
+    (own,) = answers(
+        capsys, described, "--link", "1gbit,50us", "--world", "4", "--schedule", "flat"
+    )
+    assert shared["step_ms"] > own["step_ms"]
+    assert shared["link"] == "50gbit,2us in hosts of 2, 1gbit,50us between them"
+
+
+def test_more_ranks_than_were_recorded_compute_as_the_slowest():
+    recorded = Gradients([8], [0], [0.1, 0.2], [0.3, 0.3], [[0.2], [0.2]])
+    assert on_ranks(recorded, 4).forward == [0.1, 0.2, 0.1, 0.2]
+    assert on_ranks(recorded, 16).forward == [0.2] * 16
+
+
+def test_an_interval_comes_from_recorded_steps_or_from_jitter():
+    def once(seconds):
+        return Gradients([1 << 20], [0], [seconds], [0.02], [[0.02]]).on(2)
+
+    links = Links.of(Speed(1.25e8, 1e-3))
+    work = once(0.01)
+    first = predict(work, links)
+    assert interval(work, links, first, predict).source.startswith("nothing")
+    object.__setattr__(work, "spread", (once(0.011), once(0.013)))
+    found = interval(work, links, first, predict)
+    assert (found.low_ms, found.source) == (first.step_ms, "2 recorded steps")
+    assert found.high_ms == pytest.approx(first.step_ms + 3)
+    varying = Links.of(Speed(1.25e8, 1e-3, jitter=5e-4))
+    found = interval(once(0.01), varying, first, predict)
+    assert found.low_ms < found.high_ms
+    assert found.source == "jitter and loss"
+
+
+def test_candidates_are_what_can_be_chosen():
+    work = Gradients([8], [0], [0.1], [0.3], [[0.2]])
+    assert {one.algorithm for one in candidates(work.on(6))} == {"two_shot", "ring"}
+    assert "halving_doubling" in {one.algorithm for one in candidates(work.on(8))}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "--link 1gbit,50us, or for --intra and --inter"),
+        (["--intra", "1gbit"], "write both"),
+        (["--link", "1gbit", "--inter", "1gbit"], "or for --intra and --inter"),
+        (["--link", "1gbit", "--ranks-per-host", "8"], "go with --intra and --inter"),
+        (["--link", "1gbit", "--until", "1.5"], "'1.5' is not a share"),
+        (["--intra", "1gbit,10gbit", "--inter", "1gbit"], "is not one link"),
+        (["--link", "1gbit", "--until", "0.9", "--algorithm", "tree"], "by two_shot and ring"),
+    ],
+)
+def test_mistakes_are_explained(described, capsys, options, message):
+    assert status_of("simulate", described, *options) == 2
+    assert message in capsys.readouterr().err
