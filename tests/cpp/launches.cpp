@@ -43,6 +43,7 @@ class AskedControl final : public LaunchControl {
   uint64_t bytes(size_t bucket) const override { return number("bytes", bucket); }
   bool is_complete(size_t bucket) const override { return number("is_complete", bucket) != 0; }
   int rank() const override { return static_cast<int>(number("rank")); }
+  int world() const override { return static_cast<int>(number("world")); }
   double elapsed_ms() const override { return static_cast<double>(number("elapsed_ms")); }
   size_t in_flight() const override { return number("in_flight"); }
   std::vector<double> max_over_ranks(std::vector<double>) override {
