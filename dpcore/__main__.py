@@ -232,6 +232,12 @@ def _add_simulate(commands: Commands) -> None:
     simulate.add_argument(
         "--calibration", type=Path, metavar="FILE", help="a file of dpcore calibrate"
     )
+    simulate.add_argument(
+        "--html",
+        type=Path,
+        metavar="FILE",
+        help="the page (a step against bandwidth, ranks and the size of buckets)",
+    )
     types.add(simulate, "--json", said="a list")
 
 

@@ -17,6 +17,7 @@
     stragglers  ranks that compute longer
     training    from gradients, a link and a schedule to the time of a step
     questions   what is best, how many ranks pay, how sure a prediction is
+    plot        a page: a step against bandwidth, ranks and the size of buckets
     command     ``dpcore simulate``
 
 It needs no compiled core. ``training`` says what it leaves out; a test and a committed table

@@ -22,6 +22,7 @@ from dpcore.tools.simulate.choice import AUTO
 from dpcore.tools.simulate.gradients import Gradients, gradients_of
 from dpcore.tools.simulate.heard import name_of
 from dpcore.tools.simulate.links import Links
+from dpcore.tools.simulate.plot import page
 from dpcore.tools.simulate.processors import Processors
 from dpcore.tools.simulate.questions import (
     MOST_RANKS,
@@ -59,7 +60,11 @@ def run(options: argparse.Namespace) -> int:
         return predict(work, links, one.schedule, one.bucket_cap_mb, one.algorithm, processors)
 
     lines: list[dict[str, Any]] = []
-    for words, links in _links_of(options):
+    given = _links_of(options)
+    if options.html:
+        world = (options.world or [max(2, recorded.world)])[0]
+        options.html.write_text(page(recorded, *given[0], world, asked, predicted))
+    for words, links in given:
         if options.until is not None:
             lines += [_until(options, recorded, words, links, one, predicted) for one in asked]
             continue
