@@ -97,7 +97,10 @@ def test_an_interval_comes_from_recorded_steps_or_from_jitter():
     assert interval(work, links, first, predict).source.startswith("nothing")
     object.__setattr__(work, "spread", (once(0.011), once(0.013)))
     found = interval(work, links, first, predict)
-    assert (found.low_ms, found.source) == (first.step_ms, "2 recorded steps")
+    assert (found.low_ms, found.source) == (
+        first.step_ms,
+        "the shortest and longest of 2 recorded steps",
+    )
     assert found.high_ms == pytest.approx(first.step_ms + 3)
     varying = Links.of(Speed(1.25e8, 1e-3, jitter=5e-4))
     found = interval(once(0.01), varying, first, predict)

@@ -19,7 +19,7 @@ from dpcore.tools.simulate.training import Prediction
 
 MOST_RANKS = 4096
 _MEASURED_RANKS = 8  # beyond, no prediction was compared with a run
-_SAMPLES = 5  # steps of a recording, or seeds of a link
+_SEEDS = 4  # of a link's jitter and loss
 _NO_SOURCE = "nothing: one step is known, and the link does not vary"
 _CAPS_MB = (1.0, 4.0, 25.0)
 _SCHEDULES = ("bucketed", "sequential", *ACROSS_STEPS)
@@ -76,12 +76,16 @@ def interval(
 ) -> Interval:
     """``again(work, links)`` predicts the same for another step of the recording, or other random
     numbers. What the model itself gets wrong is not in it."""
-    steps = [again(each, links).step_ms for each in work.spread[:_SAMPLES]]
+    by_length = sorted(work.spread, key=lambda step: step.compute_seconds)
+    ends = [by_length[0], by_length[-1]] if by_length else []
+    steps = [again(each, links).step_ms for each in ends]
     seeds: list[float] = []
     if links.inter.jitter or links.inter.loss:
-        others = [replace(links.inter, seed=links.inter.seed + n) for n in range(1, _SAMPLES)]
+        others = [replace(links.inter, seed=links.inter.seed + n) for n in range(1, 1 + _SEEDS)]
         seeds = [again(work, replace(links, inter=other)).step_ms for other in others]
-    sources = [f"{len(steps)} recorded steps"] * bool(steps) + ["jitter and loss"] * bool(seeds)
+    sources = [f"the shortest and longest of {len(work.spread)} recorded steps"] * bool(steps) + [
+        "jitter and loss"
+    ] * bool(seeds)
     all_of_them = [predicted.step_ms, *steps, *seeds]
     source = " and ".join(sources) or _NO_SOURCE
     return Interval(min(all_of_them), max(all_of_them), source)
