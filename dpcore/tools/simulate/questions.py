@@ -20,7 +20,7 @@ from dpcore.tools.simulate.training import Prediction
 MOST_RANKS = 4096
 _MEASURED_RANKS = 8  # beyond, no prediction was compared with a run
 _SEEDS = 4  # of a link's jitter and loss
-_NO_SOURCE = "nothing: one step is known, and the link does not vary"
+_NO_SOURCE = "one step alone, since the link does not vary"
 _CAPS_MB = (1.0, 4.0, 25.0)
 _SCHEDULES = ("bucketed", "sequential", *ACROSS_STEPS)
 _ALGORITHMS = ("two_shot", "ring")
