@@ -20,6 +20,7 @@ from benchmarks.harness.backend_tables import tables
 from benchmarks.harness.figures import load
 from benchmarks.harness.gpu_table import table_of_gpu
 from benchmarks.harness.mistakes_table import table_of_mistakes
+from benchmarks.harness.simulated_table import table_of_simulated
 from benchmarks.harness.strategies_table import table_of_torch_parallel
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -39,7 +40,6 @@ DOCUMENTS: dict[str, dict[str, Callable[[list[dict[str, Any]]], str]]] = {
         "many_ranks_step": steps.table_of_many_ranks_step,
         "many_ranks_defaults": steps.table_of_many_ranks_defaults,
         "collectives": collectives.table_of_collectives,
-        "simulated": steps.table_of_simulated,
         "shaped_link": steps.table_of_shaped_link,
         "across_steps": steps.table_of_across_steps,
         "network": collectives.table_of_network,
@@ -55,6 +55,7 @@ DOCUMENTS: dict[str, dict[str, Callable[[list[dict[str, Any]]], str]]] = {
     "docs/backends.md": {"backends": tables},
     "docs/gpu.md": {"gpu": table_of_gpu},
     "docs/mistakes.md": {"mistakes": table_of_mistakes},
+    "docs/simulator.md": {"simulated": table_of_simulated},
 }
 
 

@@ -57,22 +57,6 @@ def overhead(record: dict[str, Any]) -> float:
     return float(record["overhead_s"])
 
 
-def table_of_simulated(records: list[dict[str, Any]]) -> str:
-    """Predicted and measured steps, a row a link and schedule."""
-    lines = [
-        "| link | schedule | predicted | measured | ratio |",
-        "|---|---|---:|---:|---:|",
-    ]
-    for record in records:
-        predicted, measured = record["predicted_ms"], record["measured_ms"]
-        lines.append(
-            f"| {record['link']} | `{record['schedule']}` | {predicted:.1f} ms | "
-            f"{measured:.1f} ms | {measured / predicted:.2f} |"
-        )
-    lines += ["", source("simulated", records, "../")]
-    return "\n".join(lines) + "\n"
-
-
 def table_of_shaped_link(records: list[dict[str, Any]]) -> str:
     """Steps over real links, a row a contender; in brackets the ratio to the bound of the rate."""
     rates = list(dict.fromkeys(record["rate"] for record in records))
