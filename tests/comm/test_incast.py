@@ -131,9 +131,13 @@ def test_a_simulated_card_takes_in_what_arrives_one_after_the_other():
     """Two messages that leave together: the shorter one is there first, so the longer one waits."""
     network = Network(3, Speed(100.0))
     taken: dict[str, float] = {}
+
+    def take(name, message, now):
+        network.cards.take(message, now, partial(taken.__setitem__, name))
+
     for source, nbytes, name in ((0, 90.0, "long"), (1, 30.0, "short")):
-        network.send(source, 2, nbytes, 0, lambda _: None, partial(taken.__setitem__, name))
-    network.run([])
+        network.cards.send(source, 2, nbytes, 0, partial(take, name))
+    network.go_on()
     assert taken == pytest.approx({"short": 0.3, "long": 1.2})
 
 
