@@ -128,17 +128,18 @@ def test_simulated_nics_are_never_idle(world, nbytes):
 
 
 def test_a_simulated_card_takes_in_what_arrives_one_after_the_other():
-    """Two messages that leave together: the shorter one is there first, so the longer one waits."""
-    network = Network(3, Speed(100.0))
+    """Three messages that leave together, the shortest for 0.3 s. The second came beside it, and
+    the card owes those 0.3 s to what comes after it, as ``Link::receive`` counts."""
+    network = Network(4, Speed(100.0))
     taken: dict[str, float] = {}
 
     def take(name, message, now):
         network.cards.take(message, now, partial(taken.__setitem__, name))
 
-    for source, nbytes, name in ((0, 90.0, "long"), (1, 30.0, "short")):
-        network.cards.send(source, 2, nbytes, 0, partial(take, name))
+    for source, nbytes, name in ((0, 90.0, "long"), (1, 30.0, "short"), (2, 100.0, "longest")):
+        network.cards.send(source, 3, nbytes, 0, partial(take, name))
     network.go_on()
-    assert taken == pytest.approx({"short": 0.3, "long": 1.2})
+    assert taken == pytest.approx({"short": 0.3, "long": 0.9, "longest": 1.2})
 
 
 @pytest.mark.quiet

@@ -94,7 +94,7 @@ def test_an_interval_comes_from_recorded_steps_or_from_jitter():
     links = Links.of(Speed(1.25e8, 1e-3))
     work = once(0.01)
     first = predict(work, links)
-    assert interval(work, links, first, predict).source.startswith("nothing")
+    assert interval(work, links, first, predict).source.startswith("one step alone")
     object.__setattr__(work, "spread", (once(0.011), once(0.013)))
     found = interval(work, links, first, predict)
     assert (found.low_ms, found.source) == (
