@@ -20,8 +20,8 @@ from dpcore.tools.compare.training.models import MODELS
 from dpcore.tools.compare.training.ranks import SETTLING_STEPS, spawn, steps_in
 from dpcore.tools.ratios import in_turn, of_slowest_rank
 
-LOOPS = 5  # of so many calls; the fastest one counts
-CALLS = 2000
+LOOPS = 50  # of so many calls; the fastest one counts, and short ones are seldom disturbed
+CALLS = 200
 
 
 class Trained:
