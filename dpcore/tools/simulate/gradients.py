@@ -68,16 +68,19 @@ class Gradients:
 
     def on(self, world: int) -> Gradients:
         """The same work on more or fewer ranks: each takes over the times of one that there is."""
-        take = [rank % self.world for rank in range(world)]
+        return self.like([rank % self.world for rank in range(world)])
+
+    def like(self, ranks: Sequence[int]) -> Gradients:
+        """The same work on so many ranks, each of which takes as long as the one named here."""
         return replace(
             self,
-            forward=[self.forward[r] for r in take],
-            backward=[self.backward[r] for r in take],
-            ready=[self.ready[r] for r in take],
-            begins=[self.begins[r] for r in take],
-            update=[self.update[r] for r in take],
-            busy=[self.busy[r] for r in take],
-            spread=tuple(each.on(world) for each in self.spread),
+            forward=[self.forward[r] for r in ranks],
+            backward=[self.backward[r] for r in ranks],
+            ready=[self.ready[r] for r in ranks],
+            begins=[self.begins[r] for r in ranks],
+            update=[self.update[r] for r in ranks],
+            busy=[self.busy[r] for r in ranks],
+            spread=tuple(each.like(ranks) for each in self.spread),
         )
 
     @property

@@ -51,16 +51,7 @@ def on_ranks(recorded: Gradients, world: int) -> Gradients:
     slowest = max(
         range(recorded.world), key=lambda rank: recorded.forward[rank] + recorded.backward[rank]
     )
-    return _alone(recorded, slowest).on(world)
-
-
-def _alone(work: Gradients, rank: int) -> Gradients:
-    take = slice(rank, rank + 1)
-    return replace(
-        work, forward=work.forward[take], backward=work.backward[take], ready=work.ready[take],
-        begins=work.begins[take], update=work.update[take], busy=work.busy[take],
-        spread=tuple(_alone(each, rank) for each in work.spread),
-    )  # fmt: skip
+    return recorded.like([slowest] * world)
 
 
 def is_extrapolated(world: int) -> bool:
