@@ -183,15 +183,23 @@ def measure(
     torch.set_num_threads(1)
     alone = seen_alone(model)
     made = [Contender(name, model, comm) for name in contenders]
-    for contender in made:
-        turn(contender, comm, WARM_STEPS)
-    times: dict[str, list[float]] = {name: [] for name in contenders}
-    for number in range(rounds):
-        for contender in in_turn(made, number):
-            times[contender.name].append(turn(contender, comm, steps))
+    times = taking_turns(made, comm, rounds, steps)
     states = {contender.name: contender.state_bytes() for contender in made}
     comm.barrier()
     return {"times": times, "states": states, "alone": alone}
+
+
+def taking_turns(
+    made: Sequence[Contender], comm: Any, rounds: int, steps: int
+) -> dict[str, list[float]]:
+    """Seconds per step, by contender and round."""
+    for contender in made:
+        turn(contender, comm, WARM_STEPS)
+    times: dict[str, list[float]] = {contender.name: [] for contender in made}
+    for number in range(rounds):
+        for contender in in_turn(made, number):
+            times[contender.name].append(turn(contender, comm, steps))
+    return times
 
 
 def turn(contender: Contender, comm: Any, steps: int) -> float:

@@ -34,14 +34,14 @@ from typing import Any
 import torch
 
 import dpcore as dp
-from benchmarks.across_steps import ORACLE, WARM_STEPS, Contender, turn
+from benchmarks.across_steps import ORACLE, Contender, taking_turns
 from benchmarks.harness.options import script_parser
 from benchmarks.harness.shaped import on_hosts
 from benchmarks.harness.simulated_cells import COLUMNS, LOCAL, Column, judged
 from dpcore.base.link import parse_speed
 from dpcore.tools import hosts as namespaces
 from dpcore.tools.compare.training.ranks import beside_gloo
-from dpcore.tools.ratios import in_turn, of_slowest_rank
+from dpcore.tools.ratios import of_slowest_rank
 from dpcore.tools.records import ROOT, keep, run_facts
 from dpcore.tools.simulate import gradients_of
 from dpcore.tools.simulate.calibration import calibrated
@@ -60,7 +60,7 @@ class Local(Contender):
         self.averaging.__enter__()
 
 
-def contender(name: str, model: str, comm: Any) -> Any:
+def contender(name: str, model: str, comm: Any) -> Contender:
     return (Local if name == LOCAL else Contender)(name, model, comm)
 
 
@@ -72,12 +72,7 @@ def measure(
     `oracle` is written into the folder."""
     torch.set_num_threads(1)
     made = [contender(name, model, comm) for name in contenders]
-    for one in made:
-        turn(one, comm, WARM_STEPS)
-    times: dict[str, list[float]] = {name: [] for name in contenders}
-    for number in range(rounds):
-        for one in in_turn(made, number):
-            times[one.name].append(turn(one, comm, steps))
+    times = taking_turns(made, comm, rounds, steps)
     oracle = next(one for one in made if one.name == ORACLE)
     for one in made:
         if isinstance(one, Local):

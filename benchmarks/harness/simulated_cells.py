@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dpcore.base.link import Speed, parse_speed
+from dpcore.tools.compare.training.ranks import kind_and_cap
 from dpcore.tools.hosts import burst_bytes
 from dpcore.tools.simulate import Gradients, predict
 from dpcore.tools.simulate.command import named_or_own
@@ -23,6 +24,7 @@ OWN = "dpcore examples/launch_schedules.py:Window 1"
 
 WITHIN = ("dpcore sequential 1", "dpcore bucketed 1", "dpcore bucketed 4")
 ACROSS = ("dpcore priority", "dpcore dear", "dpcore zero1")
+CAP_MB = 1.0  # of schedules across steps unless they are told another
 LOCAL = "local 4"  # LocalSGD
 ALL = (*WITHIN, *ACROSS, OWN, LOCAL)
 
@@ -125,10 +127,9 @@ def predicted_seconds(record: dict[str, Any], contender: str) -> float:
     if contender == LOCAL:
         updates = LocalUpdates(int(LOCAL.rpartition(" ")[2]))
         return _seconds(record, updates)
-    kind, cap = contender.removeprefix("dpcore "), 1.0
-    if kind.rpartition(" ")[2].replace(".", "").isdigit():
-        kind, cap = kind.rpartition(" ")[0], float(kind.rpartition(" ")[2])
-    return _seconds(record, named_or_own(kind), cap)
+    kind, cap = kind_and_cap(contender)
+    schedule = named_or_own(kind.removeprefix("dpcore "))
+    return _seconds(record, schedule, cap.get("bucket_cap_mb", CAP_MB))
 
 
 def _seconds(record: dict[str, Any], schedule: Any, cap: float | None = None) -> float:
@@ -154,15 +155,14 @@ def work_of(record: dict[str, Any]) -> Gradients:
 
 
 def link_of(record: dict[str, Any]) -> Speed | Links:
-    place = record["place"]
-    if place == "host":
+    column = Column(record["place"], record["world"], record["model"])
+    if column.is_host:
         return Links.memory()
-    if place.startswith("shaped "):
-        rate = place.removeprefix("shaped ")
+    if rate := column.shaped_rate:
         speed = replace(parse_speed(rate), latency=VETH_LATENCY)
         # benchmarks/harness/shaped.py: connections keep their rate in a pause.
         return Links.tcp(speed, burst=burst_bytes(rate), first_window=0)
-    return parse_speed(place)
+    return parse_speed(column.place)
 
 
 def processors_of(record: dict[str, Any]) -> Processors:
