@@ -162,7 +162,10 @@ def tell(
 def _beside_rounds(run: Run, result: dict[str, Any], name: str, afterwards: str) -> Run:
     """With what the page has to say of a trace that lies beside the table. ``afterwards``: the
     contender that sends after backward."""
-    about = f"traced after the rounds, in which a step took {short(step_ms(result, name))} ms"
+    about = (
+        "of three traces after the rounds the one nearest to them, where a step took "
+        f"{short(step_ms(result, name))} ms"
+    )
     if name == afterwards:
         about += (
             ". It sends after backward: its ranks compute on the processors that would communicate "

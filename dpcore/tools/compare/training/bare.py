@@ -56,9 +56,6 @@ class Bare:
     def choice(self) -> None:
         """Nothing is chosen."""
 
-    def trace(self, path: Any) -> None:
-        """Nothing to see."""
-
     def tail_seconds(self, end: float) -> float:
         return 0.0
 

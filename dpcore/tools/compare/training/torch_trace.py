@@ -31,14 +31,17 @@ class TorchTrace:
         """`comm`: what carries the buckets instead of torch's group."""
         self._comm = comm
         self._events: list[Event] = []
-        self._recording = False
+        self._recording = self._watches = False
         self._last_gradient_ns = 0
         self._bucket = self._operation = 0
         self._parameters = [(n, p) for n, p in model.module.named_parameters() if p.requires_grad]
         model.register_comm_hook(None, self._send)
 
     def watch_gradients(self) -> None:
-        """The single gradients as well, which costs a call each."""
+        """The single gradients as well, which costs a call each, from the first time on."""
+        if self._watches:
+            return
+        self._watches = True
         for number, (_, parameter) in enumerate(self._parameters):
             parameter.register_post_accumulate_grad_hook(self._arrival_of(number))
 
@@ -61,7 +64,7 @@ class TorchTrace:
             flat.div_(dist.get_world_size())
         begin, nbytes = time.monotonic_ns(), flat.numel() * flat.element_size()
         recording, number, operation = self._recording, self._bucket, self._operation
-        self._bucket, self._operation = number + 1, operation + 1
+        self._bucket, self._operation = number + 1, operation + recording
         if recording:
             self._last_gradient_ns = begin
             self._add("bucket launch", "launch", number, nbytes, begin, begin)
@@ -95,9 +98,10 @@ class TorchTrace:
         return loss
 
     def write(self, path: Path) -> None:
-        """On all ranks; rank 0 writes."""
+        """On all ranks; rank 0 writes what was recorded since the last file."""
         main = threading.get_native_id()
         events = sorted(self._events, key=lambda event: event.begin_ns)
+        self._events = []
         mine = RankRecord(dist.get_rank(), os.getpid(), {main: "main"}, 0, events)
         parts = gather_bytes(pickle.dumps(mine), dist.group.WORLD)
         if parts:
@@ -106,6 +110,7 @@ class TorchTrace:
             facts = {"transport": way, "paths": {"all_reduce": {way: self._operation}}}
             facts |= {"link": "" if self._comm is None else self._comm._link}
             trace_file.write(path, records, len(parts), facts)
+        self._operation = 0
 
     def _add(self, name: str, kind: str, number: int, nbytes: int, begin: int, end: int) -> None:
         thread = threading.get_native_id()

@@ -14,6 +14,7 @@ import gc
 import json
 import os
 import socket
+import statistics
 import sys
 import time
 import traceback
@@ -45,7 +46,7 @@ from dpcore.tools.compare.training.torch_trace import TorchTrace
 from dpcore.tools.ratios import in_turn, turns
 
 _RAW_BYTES = 16 << 20
-_TRACED_STEPS = 4
+_TRACES, _TRACED_STEPS = 3, 4  # of each contender, in turn, and the steps of one
 _PATIENCE_SECONDS = 120.0  # a rank that does not come at all is an error, too
 
 
@@ -123,6 +124,11 @@ class Contender:
         return bool(self._job.folder) and self._job.device == "cpu"
 
     @property
+    def has_trace(self) -> bool:
+        """Whether ``trace`` can write one."""
+        return self.name.startswith("dpcore") or (self.name.startswith("torch") and self._is_traced)
+
+    @property
     def unused(self) -> list[str]:
         """Parameters that this rank's step gives no gradient."""
         return self._stepping.unused
@@ -178,23 +184,28 @@ class Contender:
             self.model.flush()
         return time.perf_counter() - begin
 
-    def trace(self, path: Path) -> None:
-        """A file of a few steps. All ranks begin together: rank 0 may come later, since it wrote
-        the file before, and the others' first step would show how they wait for it. Torch DDP gets
-        its hooks only here: they would slow down the steps that are measured."""
-        if self.name.startswith("torch") and self._is_traced:
-            self._trace = self._trace or TorchTrace(self.model)
-            self._trace.watch_gradients()
+    def trace(self, path: Path) -> float:
+        """A file of a few steps, and the median of their seconds. All ranks begin together: rank 0
+        may come later, since it wrote the file before, and the others' first step would show how
+        they wait for it. Torch DDP gets its hooks only here: they would slow down the steps that
+        are measured."""
+        if self._trace is None and self.name.startswith("torch") and self._is_traced:
+            self._trace = TorchTrace(self.model)
         self._comm.barrier()
         if self._trace is not None:
-            for _ in range(_TRACED_STEPS):
-                self.step(recorded=True)
+            self._trace.watch_gradients()
+            taken = [self._seconds_of_step(recorded=True) for _ in range(_TRACED_STEPS)]
             self._trace.write(path)
-        elif self.name.startswith("dpcore"):
+        else:
             with dp.trace(path, comm=self._comm):
-                for _ in range(_TRACED_STEPS):
-                    self.step()
+                taken = [self._seconds_of_step() for _ in range(_TRACED_STEPS)]
                 self.finish()
+        return statistics.median(taken)
+
+    def _seconds_of_step(self, recorded: bool = False) -> float:
+        begin = time.perf_counter()
+        self.step(recorded)
+        return time.perf_counter() - begin
 
 
 def run(job: Job) -> dict[str, Any]:
@@ -264,9 +275,10 @@ def measured(job: Job, comm: Any, device: torch.device) -> dict[str, Any]:
             report(comm, {"round": number, **told})
     for contender in contenders:
         choices[contender.name].append(contender.choice())
-    for contender in contenders if job.folder else ():
-        report(comm, {"tracing": contender.name})
-        contender.trace(Path(job.folder) / f"{contender.name.replace(' ', '-')}.json")
+    if job.folder:
+        traced = [c for c in contenders if isinstance(c, Contender) and c.has_trace]
+        medians = {name: statistics.median(taken) for name, taken in seconds.items() if taken}
+        trace_in_turn(traced, medians, Path(job.folder), comm)
     first_gradients = [first_gradient_seconds(first)] if job.raw_port else []
     return {
         "seconds": everybodys(seconds),
@@ -279,6 +291,25 @@ def measured(job: Job, comm: Any, device: torch.device) -> dict[str, Any]:
         "steps": steps,
         "threads": {one.name: one.threads for one in contenders if isinstance(one, Contender)},
     }
+
+
+def trace_in_turn(
+    contenders: Sequence[Contender], medians: dict[str, float], folder: Path, comm: Any
+) -> None:
+    """Of each contender the one file, of several, whose steps took what those of the rounds did,
+    or nearest to it: what is shown beside the rounds is no odd moment."""
+    found: dict[str, list[tuple[float, Path]]] = {one.name: [] for one in contenders}
+    for number in range(_TRACES):
+        for contender in in_turn(contenders, number):
+            report(comm, {"tracing": contender.name})
+            path = folder / f"{contender.name.replace(' ', '-')}-{number}.json"
+            apart = abs(contender.trace(path) - medians[contender.name])
+            found[contender.name].append((apart, path))
+    for name, paths in found.items() if comm.rank == 0 else ():
+        (_, nearest), *others = sorted(paths)
+        nearest.rename(folder / f"{name.replace(' ', '-')}.json")
+        for _, other in others:
+            other.unlink()
 
 
 def some_rank(comm: Any, found: Sequence[Any]) -> bool:
