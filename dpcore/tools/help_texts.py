@@ -137,9 +137,10 @@ examples:
 
 The file is a trace of dpcore.trace around steps of a DataParallel, over any link, or a description,
 see dpcore.tools.simulate.gradients_of; files and folders of torch.profiler are read as by dpcore
-show. From a trace come the times at which gradients get ready, each the least of all steps, so that
-a disturbed step disturbs no prediction, and the bucket cap. Jitter and loss of a link are drawn as
-in a run, and one step is no average over them. A step is forward, backward and communication, which
+show, over NCCL with a gradient for each bucket. What a file does not say is said. From a trace come
+the times at which gradients get ready, each the least of all steps, so that a disturbed step
+disturbs no prediction, and the bucket cap. Jitter and loss of a link are drawn as in a run, and one
+step is no average over them. A step is forward, backward and communication, which
 costs processors only with --calibration: see dpcore calibrate. mine.py:MySchedule is a
 dpcore.LaunchSchedule of your own; oracle is computing without communication.
 """

@@ -85,6 +85,7 @@ def run(options: argparse.Namespace) -> int:
                 facts = {"link": words, "world": world, "extrapolated": is_extrapolated(world)}
                 facts |= {"low_ms": within.low_ms, "high_ms": within.high_ms}
                 facts |= {"interval": within.source, "not_modelled": NOT_MODELLED}
+                facts |= {"unknown": recorded.unknown}
                 lines.append(facts | asdict(one))
             if not options.json:
                 _tell(work, words, predictions, ranges)
@@ -184,6 +185,8 @@ def _tell(
     )
     if is_extrapolated(work.world):
         print("Extrapolated: no run on more than 8 ranks was compared with its prediction.")
+    if work.unknown:
+        print(f"Not in the recording: {'; '.join(work.unknown)}.")
     print(f"Interval from {ranges[0].source}. Not modelled: {NOT_MODELLED}.")
     _print_table(predictions, ranges)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -14,10 +15,11 @@ import numpy as np
 
 from dpcore.base.checked_json import Fields, ListOf, Unreadable, checking, number, whole
 from dpcore.recorder.intervals import union_of
+from dpcore.reference.buckets import plan_buckets
 from dpcore.tools.show.buckets import described_model
 from dpcore.tools.show.figures import steps_of
-from dpcore.tools.show.reading import content_of, read_run
-from dpcore.tools.show.run import RankEvents
+from dpcore.tools.show.reading import content_of, read_runs
+from dpcore.tools.show.run import RankEvents, Run
 
 PARTS = ("zero1", "zero2")  # schedules under which each rank updates a part of the parameters
 DEFAULT_CAPS = (1 << 20, 25 << 20)  # of DataParallel, and of traces that don't say any
@@ -34,6 +36,7 @@ class Gradients:
     time as backward does, in the reverse order. ``update``: what the optimizer takes for all
     parameters; without it, nothing. ``spread``: the same of each recorded step, where there are
     several. ``busy``: the share of forward and backward in which they use a core; without it, all.
+    ``unknown``: what the recording does not say, in words.
     """
 
     sizes: list[int]
@@ -47,6 +50,7 @@ class Gradients:
     update: Sequence[float] = ()
     spread: tuple[Gradients, ...] = ()
     busy: Sequence[float] = ()
+    unknown: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.modules:
@@ -159,35 +163,50 @@ def _of_description(content: dict[str, Any]) -> Gradients:
 
 
 def _of_trace(path: Path, more: Sequence[Path]) -> Gradients:
-    run = read_run(path, *more)
-    ran = {event.model for rank in run.ranks for event in rank.ready}
+    runs = read_runs([path, *more])
+    run = runs[0]
+    if len(runs) > 1 and not (_of_torch(run) and _are_windows(runs)):
+        raise Unreadable(f"{path} holds {len(runs)} runs; name the files of one")
+    ran = {event.model for rank in run.ranks for event in (*rank.ready, *rank.launches)}
     found = [model for number in sorted(ran) if (model := described_model(run, number))]
-    if len(ran) != 1 or not found:
+    if _of_torch(run) and len(found) > 1:
+        found = [_usual(run, found)]
+    elif len(ran) != 1 or not found:
         raise Unreadable(
             f"{path} shows {len(ran) if found else 0} models; the gradients of one are needed, so "
             "record a block in which one model is trained"
         )
     (model,) = found
-    sizes = model.get("parameter_bytes", [])
+    by_bucket = _of_torch(run) and not any(rank.ready for rank in run.ranks)
+    if by_bucket:  # over NCCL the host runs ahead, and only buckets are seen on the device
+        sizes = [bucket["bytes"] for bucket in model["buckets"]]
+        kinds = [0] * len(sizes)
+    else:
+        sizes = model.get("parameter_bytes", [])
+        kinds = _kinds(model)
     if not any(sizes):
         raise Unreadable(
             f"{path} does not say how large gradients are: record it with "
             "torch.profiler.profile(record_shapes=True), or with dpcore.trace"
         )
-    count = len(sizes)
-    kinds = [0] * count
-    types = sorted({bucket.get("dtype", "") for bucket in model["buckets"]})
-    for bucket in model["buckets"]:
-        for gradient in bucket["gradients"]:
-            kinds[gradient] = types.index(bucket.get("dtype", ""))
-    by_rank = [_steps_of(rank, count) for rank in run.ranks]
+    number = model.get("number", 0)
+    by_rank = [
+        [
+            step
+            for window in runs
+            for rank in window.ranks
+            if rank.rank == one.rank
+            for step in _steps_of(rank, len(sizes), number if _of_torch(run) else 0, by_bucket)
+        ]
+        for one in run.ranks
+    ]
     for rank, steps in zip(run.ranks, by_rank, strict=True):
         if not steps:
             raise Unreadable(
                 f"{path}: rank {rank.rank} has no complete step with forward and backward"
             )
-    caps = model.get("bucket_caps") or DEFAULT_CAPS
     modules = model.get("modules", [])
+    caps, unknown = _caps_of(run, model, sizes, by_bucket)
 
     def made(times: Sequence[_Times], spread: tuple[Gradients, ...] = ()) -> Gradients:
         return Gradients(
@@ -196,12 +215,76 @@ def _of_trace(path: Path, more: Sequence[Path]) -> Gradients:
             modules=[module["gradients"] for module in modules],
             begins=[[module["begin"] * t.forward for module in modules] for t in times],
             update=[t.update * (_parts_of(model, run.world_size)) for t in times],
-            spread=spread, busy=[model.get("busy", 1.0)] * len(times),
+            spread=spread, busy=[model.get("busy", 1.0)] * len(times), unknown=tuple(unknown),
         )  # fmt: skip
 
     together = list(zip(*by_rank, strict=False))
     spread = tuple(map(made, together)) if len(together) > 1 else ()
     return made([_least_of(steps) for steps in by_rank], spread)
+
+
+def _of_torch(run: Run) -> bool:
+    return any(model.get("schedule") == "torch DDP" for model in run.models)
+
+
+def _are_windows(runs: Sequence[Run]) -> bool:
+    """Whether they are repetitions of a profiler's schedule: the same ranks, model and folder."""
+    first = runs[0]
+    return all(
+        _of_torch(run)
+        and run.path.absolute().parent == first.path.absolute().parent
+        and [rank.rank for rank in run.ranks] == [rank.rank for rank in first.ranks]
+        and run.models == first.models
+        for run in runs
+    )
+
+
+def _usual(run: Run, layouts: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The layout of most steps; of two as frequent ones the later, since DDP begins with another
+    one than it keeps."""
+    sent = Counter(event.model for rank in run.ranks for event in rank.launches)
+    steps = {n: sent[model["number"]] / len(model["buckets"]) for n, model in enumerate(layouts)}
+    return layouts[max(steps, key=lambda n: (steps[n], n))]
+
+
+def _kinds(model: Mapping[str, Any]) -> list[int]:
+    kinds = [0] * len(model.get("parameter_bytes", []))
+    types = sorted({bucket.get("dtype", "") for bucket in model["buckets"]})
+    for bucket in model["buckets"]:
+        for gradient in bucket["gradients"]:
+            kinds[gradient] = types.index(bucket.get("dtype", ""))
+    return kinds
+
+
+def _caps_of(
+    run: Run, model: Mapping[str, Any], sizes: Sequence[int], by_bucket: bool
+) -> tuple[Sequence[int], list[str]]:
+    """The caps of the run, and sentences about what of them is a guess."""
+    if caps := model.get("bucket_caps"):
+        return caps, []
+    if not _of_torch(run):
+        return DEFAULT_CAPS, []
+    unknown = []
+    if missing := run.world_size - len(run.ranks):
+        unknown.append(f"{missing} of {run.world_size} ranks (taken to compute as the others do)")
+    if by_bucket:
+        unknown.append(
+            "the gradients within a bucket (each bucket counts as one gradient, ready when its "
+            "kernel began, so smaller buckets can't be predicted)"
+        )
+        return [1], unknown
+    filled = [bucket for bucket in model["buckets"] if bucket["gradients"]]  # no map of the unused
+    counts = [len(bucket["gradients"]) for bucket in filled]
+    order = list(range(len(sizes)))[::-1]
+    closed = [bucket["bytes"] for bucket in filled[:-1]]
+    for caps in (DEFAULT_CAPS, *([cap] for cap in sorted(closed)), [sum(sizes)]):
+        planned = plan_buckets(sizes, [0] * len(sizes), order, caps)
+        if [len(bucket) for bucket in planned] == counts:
+            words = "torch's default" if caps is DEFAULT_CAPS else f"{caps[0] / 2**20:.3g} MiB"
+            unknown.append(f"bucket_cap_mb (the buckets are those of {words})")
+            return caps, unknown
+    unknown.append("bucket_cap_mb (no single one makes these buckets; torch's default is taken)")
+    return DEFAULT_CAPS, unknown
 
 
 def _parts_of(model: Mapping[str, Any], world: int) -> int:
@@ -219,7 +302,11 @@ class _Times(NamedTuple):
     update: float
 
 
-def _steps_of(rank: RankEvents, count: int) -> list[_Times]:
+def _steps_of(
+    rank: RankEvents, count: int, model: int = 0, by_bucket: bool = False
+) -> list[_Times]:
+    """``model``: the layout whose steps count, or 0 for all. ``by_bucket``: each launch of a bucket
+    counts as its one gradient."""
     backwards = [event for event in rank.compute if event.name == "backward"]
     updates = [event for event in rank.compute if event.name in ("update", "optimizer")]
     elsewhere = union_of([*rank.exposed, *updates])
@@ -229,7 +316,9 @@ def _steps_of(rank: RankEvents, count: int) -> list[_Times]:
         times = np.array(moments, np.int64)
         return [float(t) for t in (times - elsewhere.covered_until(times)) * 1e-9]
 
-    arrivals = [event.begin_ns for event in rank.ready]
+    came = rank.launches if by_bucket else rank.ready
+    came = [event for event in came if model in (0, event.model)]
+    arrivals = [event.begin_ns for event in came]
     ready = clock(*arrivals)
     found = []
     for begin, end in steps_of(rank):
@@ -239,11 +328,15 @@ def _steps_of(rank: RankEvents, count: int) -> list[_Times]:
         event = inside[-1]
         since, start, over = clock(begin, event.begin_ns, event.end_ns)
         times = [over - start] * count
-        for at in range(
-            bisect_left(arrivals, event.begin_ns), bisect_right(arrivals, event.end_ns)
-        ):
-            if rank.ready[at].operation < count:
-                times[rank.ready[at].operation] = ready[at] - start
+        last_ns = (
+            end if by_bucket else event.end_ns
+        )  # its kernel may begin after the last other one
+        inside_of_it = range(bisect_left(arrivals, event.begin_ns), bisect_right(arrivals, last_ns))
+        if model and not inside_of_it:
+            continue
+        for at in inside_of_it:
+            if came[at].operation < count:
+                times[came[at].operation] = min(ready[at], over) - start
         update = sum(each.ms * 1e-3 for each in updates if begin <= each.begin_ns < end)
         found.append(_Times(start - since, over - start, times, update))
     return found
