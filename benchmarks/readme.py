@@ -16,7 +16,6 @@ from typing import Any
 from benchmarks.harness import collective_tables as collectives
 from benchmarks.harness import first_screen_tables as first_screen
 from benchmarks.harness import step_tables as steps
-from benchmarks.harness.backend_tables import tables
 from benchmarks.harness.figures import load
 from benchmarks.harness.gpu_table import table_of_gpu
 from benchmarks.harness.mistakes_table import table_of_mistakes
@@ -33,26 +32,31 @@ DOCUMENTS: dict[str, dict[str, Callable[[list[dict[str, Any]]], str]]] = {
         "first_screen": first_screen.table_of_first_screen,
         "first_screen_commands": first_screen.outputs_of_commands,
     },
-    "docs/performance.md": {
+    "docs/results/host.md": {
         "ddp_step": steps.table_of_ddp_step,
+        "collectives": collectives.table_of_collectives,
+        "memory": steps.table_of_memory,
+        "noise_cost": steps.table_of_noise_cost,
+        "neighbours": steps.table_of_neighbours,
+    },
+    "docs/results/cores.md": {
         "many_ranks": collectives.table_of_many_ranks,
         "many_ranks_collectives": collectives.table_of_many_ranks_collectives,
         "many_ranks_step": steps.table_of_many_ranks_step,
         "many_ranks_defaults": steps.table_of_many_ranks_defaults,
-        "collectives": collectives.table_of_collectives,
+    },
+    "docs/results/links.md": {
         "shaped_link": steps.table_of_shaped_link,
-        "across_steps": steps.table_of_across_steps,
         "network": collectives.table_of_network,
-        "memory": steps.table_of_memory,
         "incast": collectives.table_of_incast,
         "priorities": collectives.table_of_priorities,
+    },
+    "docs/results/schedules.md": {
         "defaults": steps.table_of_defaults,
+        "across_steps": steps.table_of_across_steps,
         "local_updates": steps.table_of_local_updates,
-        "neighbours": steps.table_of_neighbours,
-        "noise_cost": steps.table_of_noise_cost,
     },
     "docs/torch_distributed.md": {"torch_parallel": table_of_torch_parallel},
-    "docs/backends.md": {"backends": tables},
     "docs/gpu.md": {"gpu": table_of_gpu},
     "docs/mistakes.md": {"mistakes": table_of_mistakes},
     "docs/simulator.md": {"simulated": table_of_simulated},
@@ -61,12 +65,12 @@ DOCUMENTS: dict[str, dict[str, Callable[[list[dict[str, Any]]], str]]] = {
 
 def rendered(name: str, text: str) -> str:
     """The text of a document with the figures of today's files."""
+    deeper = "](" + "../" * name.count("/")  # tables are made for pages in docs/
 
     def block(match: re.Match[str]) -> str:
         table = match.group(2)
-        return (
-            match.group(1) + DOCUMENTS[name][table](load(FILES.get(table, table))) + match.group(3)
-        )
+        made = DOCUMENTS[name][table](load(FILES.get(table, table)))
+        return match.group(1) + made.replace("](../", deeper) + match.group(3)
 
     return BLOCK.sub(block, text)
 

@@ -1,7 +1,6 @@
 """The tables of `python -m benchmarks.backends`."""
 
 from benchmarks.backends import WITHOUT, markdown
-from benchmarks.harness.backend_tables import tables
 from dpcore.tools.compare.collectives.cells import Cell
 from dpcore.tools.compare.collectives.contenders import ARENA, peer
 from dpcore.tools.compare.collectives.loop import Measurement
@@ -29,33 +28,3 @@ def test_the_middle_of_an_even_number_of_rounds_is_between_two():
     _, _, head, _, row, *_ = markdown([[ours]])
     assert "| time, us (range of 2 rounds) |" in head
     assert f"| {(1 << 20) / 2e-3 / 1e9:.3f} (" in row
-
-
-def test_ranges_of_few_rounds_tell_no_backends_apart():
-    """The middle of nine: with three rounds no interval is apart from another."""
-    few = [
-        {**record("dpcore plain", 8, [2.0] * 9), "rounds_s": [2.0] * 3},
-        {**record("Gloo", 8, [1.0] * 9), "rounds_s": [1.0] * 3},
-    ]
-    assert "in 0 of 1 cells (none), and in 1 more" in tables(few)
-
-
-def record(contender, size, rounds):
-    return {
-        "collective": "broadcast", "world": 2, "bytes": size, "contender": contender,
-        "rounds_s": rounds, "median_s": sorted(rounds)[4], "machine": {"cores": 2, "cpu": "CPU"},
-        "commit": "0123456789ab", "date": "2026-11-23",
-    }  # fmt: skip
-
-
-def test_the_page_says_where_dpcore_is_behind():
-    steady, noisy = [2.0] * 9, [1.0, 1.0, 1.5, 1.5, 1.5, 2.5, 2.5, 3.0, 3.0]
-    records = [
-        record("dpcore plain", 8, steady), record("Gloo", 8, [1.0] * 9),
-        record("dpcore plain", 64, steady), record("Gloo", 64, noisy),
-        record("dpcore plain", 512, steady), record("Gloo", 512, [3.0] * 9),
-        record("dpcore arena", 512, [1.0] * 9),
-    ]  # fmt: skip
-    page = tables(records)
-    assert "in 1 of 3 cells (broadcast), and in 1 more another one has a lower" in page
-    assert "| 64 B | 2000.0 ms (2000.0 ms to 2000.0 ms) | – | **1500.0 ms** (" in page

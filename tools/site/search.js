@@ -2,7 +2,7 @@
    gives a word 15 points in a heading and 5 in the text, however often it is there. */
 const PLACES = [
   ["docs/data_parallel", 1], ["docs/reference/", -2], ["docs/learn/", -2], ["docs/glossary", -2],
-  ["docs/backends", -3], ["docs/architecture", -3], ["docs/concurrency", -3], ["docs/course", -3],
+  ["docs/results/", -3], ["docs/architecture", -3], ["docs/concurrency", -3], ["docs/course", -3],
   ["docs/exercises", -3], ["docs/releasing", -3], ["docs/teach", -3], ["docs/tour", -3],
   ["CONTRIBUTING", -3], ["tests/", -3], ["CHANGELOG", -4], ["docs/decisions/", -11],
 ];
