@@ -98,6 +98,34 @@ def test_a_command_trains_the_same_model(tmp_path, title, block, launcher):
     assert _digests.setdefault(ranks, digest) == digest
 
 
+@pytest.mark.parametrize("name", ["trainjob", "jobset"])
+def test_pods_start_the_example_with_the_jobs_secret(name):
+    """The schemas of Kubernetes' resources are not here; what has to fit together is."""
+    yaml = pytest.importorskip("yaml")
+    text = (ROOT / "examples" / "kubernetes" / f"{name}.yaml").read_text()
+    manifest = yaml.safe_load(text)
+
+    def values(key, inside=manifest):
+        children = inside.values() if isinstance(inside, dict) else inside
+        found = [inside[key]] if isinstance(inside, dict) and key in inside else []
+        deeper = [child for child in children if isinstance(child, dict | list)]
+        return found + [value for child in deeper for value in values(key, child)]
+
+    (command,) = values("command")
+    assert command[0] == "torchrun" and command[-1] == "/scripts/train.py"
+    assert "create configmap train --from-file=examples/train.py" in text
+    assert values("configMap") == [{"name": "train"}]
+    (secret,) = values("secretKeyRef")
+    assert f"create secret generic {secret['name']} --from-literal={secret['key']}=" in text
+    assert "DPCORE_SECRET" in values("name") and manifest["metadata"]["name"] == "train"
+    (mounts,), (volumes,) = values("volumeMounts"), values("volumes")
+    assert [mount["name"] for mount in mounts] == [volume["name"] for volume in volumes]
+    if name == "jobset":
+        (pods,) = values("parallelism")
+        assert values("completions") == [pods] and f"--nnodes={pods}" in command
+        assert "--master-addr=train-node-0-0.train" in command  # job, pod and service of rank 0
+
+
 def test_every_launcher_has_a_section():
     titles = [title for title, _ in BLOCKS]
     launchers = {"One process", "torchrun", "mpiexec", "Slurm", "Ray Train", "By hand"}
