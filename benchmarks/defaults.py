@@ -146,7 +146,7 @@ def measured(cell: Cell, others: Sequence[str], options: Any) -> list[dict[str, 
     """The records of one run."""
     job = Job(
         cell.model, [DEFAULT, *others], options.rounds, steps=1, folder="", world=cell.world,
-        seconds=options.seconds, optimizer=False, threads=THREADS[cell.threads], around=True,
+        seconds=options.seconds, optimizer="", threads=THREADS[cell.threads], around=True,
     )  # fmt: skip
     if cell.place in HOSTS:
         result = run_job(job, lambda _: None)

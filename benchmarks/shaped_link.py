@@ -118,7 +118,7 @@ def main() -> int:
         folder.mkdir(parents=True, exist_ok=True)
         job = Job(
             options.model, contenders, options.rounds, options.steps_per_round, str(folder),
-            init={"transport": "tcp"}, raw_port=RAW_PORT, optimizer=False,
+            init={"transport": "tcp"}, raw_port=RAW_PORT, optimizer="",
         )  # fmt: skip
         with shaped_hosts(rate, burst_of(rate)) as hosts:
             result = run_job(job, lambda _: None, hosts)

@@ -29,6 +29,7 @@ SHOWN = re.compile(r"<!-- code: .*?<!-- end -->", re.DOTALL)
 RUN = {  # what each rank prints
     ("across_steps.md", 0): r"",
     ("compare.md", 0): r"",
+    ("compare.md", 1): r"",
     ("data_parallel.md", 0): r"",
     ("frameworks.md", 0): r"[\s\S]*",  # Lightning's bar
     ("frameworks.md", 1): r"torch.Size\(\[1, 3\]\)\n",

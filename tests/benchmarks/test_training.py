@@ -55,7 +55,7 @@ def test_torch_is_timed_without_the_hooks_of_a_trace(tmp_path):
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         alone = SimpleNamespace(rank=0, world_size=1, barrier=lambda: None)
-        job = Job("many", ["torch"], 1, 1, str(tmp_path), world=1, optimizer=False)
+        job = Job("many", ["torch"], 1, 1, str(tmp_path), world=1, optimizer="")
         contender = Contender(job, "torch", alone, Text())
         assert not contender.model._comm_hooks
         first = next(contender.model.module.parameters())

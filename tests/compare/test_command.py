@@ -68,6 +68,46 @@ def test_a_model_of_ones_own_with_a_schedule_of_ones_own(folder, capsys):
     assert all(name in page for name in names.split(","))
 
 
+WAYS = """
+import torch
+import torch.distributed as dist
+import dpcore
+
+def hook(state, bucket):
+    sent = dist.all_reduce(bucket.buffer().div_(dist.get_world_size()), async_op=True)
+    return sent.get_future().then(lambda future: future.value()[0])
+
+def wrap(model):
+    return dpcore.DataParallel(model), torch.optim.AdamW(model.parameters(), lr=1e-3)
+"""
+EXACT = ["torch", "priority", "dear", "zero1", "zero2:1", "torch-zero1", "hook:ways.py:hook"]
+OTHERS = ["local_sgd:2", "diloco:4", "hook:fp16", "hook:powersgd:2", "torch-hook:fp16"]
+
+
+def test_whole_steps_of_schedules_hooks_and_a_recipe(folder, capsys):
+    """What computes the same has the same loss, the rest says what it computes instead. A round has
+    a multiple of the steps after which ranks agree."""
+    (folder / "my.py").write_text(OWN.replace("self.never_used = nn.Linear(2, 2)", ""))
+    (folder / "ways.py").write_text(WAYS)
+    names = [*EXACT, *OTHERS, "ways.py:wrap"]
+    assert main(["compare", "my.py:make", "--contenders", ",".join(names), *SHORT]) == 0
+    said = capsys.readouterr().out
+    assert "ranks agree every 4 steps" in said and "sent as matrices of rank 2" in said
+    assert "Every step includes that of the optimizer, adamw" in said
+    kept = folder / "compare/my-make"
+    rows = {row["contender"]: row for row in csv.DictReader((kept / "compare.csv").open())}
+    assert list(rows) == names
+    losses = {name: float(row["loss"]) for name, row in rows.items()}
+    same = [*EXACT, "ways.py:wrap"]
+    assert [losses[name] for name in same] == pytest.approx([losses["torch"]] * len(same), rel=1e-4)
+    assert all(losses[name] != losses["torch"] for name in ("local_sgd:2", "diloco:4"))
+    assert [name for name, row in rows.items() if not row["changes"]] == EXACT[:-1]
+    assert {row["optimizer"] for row in rows.values()} == {"adamw"}
+    assert [name for name in names if not rows[name]["exposed_ms"]] == [*EXACT[1:6], "ways.py:wrap"]
+    lines = [json.loads(line) for line in (kept / "rounds.jsonl").open()]
+    assert lines[-1]["result"]["steps"] % 4 == 0
+
+
 def test_an_interrupted_comparison_goes_on_where_it_was(folder, capsys, monkeypatch):
     """And one with more rounds adds to those that are there."""
     command = ["compare", "my.py", "--contenders", "torch,sequential", "--seconds", "0.001"]
@@ -155,6 +195,11 @@ def test_between_hosts_of_their_own(folder, capsys):
         (["--link", "1gbit,1gbit"], "names a link twice"),
         (["--link", "none,50us"], "'50us' is not a link"),
         (["--link", "fast"], "'fast' is not a link"),
+        (["--optimizer", "lion"], "--optimizer: invalid choice: 'lion'"),
+        (["--contenders", "hook:fp8"], "no hook 'fp8'"),
+        (["--contenders", "hook:my.py:make"], "hook:my.py:make: communication hook make: it needs"),
+        (["--contenders", "my.py:Model"], "neither a dpcore.LaunchSchedule nor a function wrap"),
+        (["--emulated", "--link", "1gbit", "--contenders", "torch-zero1"], "over an emulated link"),
         (["--emulated"], "--emulated: there is no link to emulate"),
         (["all_reduce", "--peers", "horovod"], "--peers 'horovod'"),
         (["all_reduce", "--sizes", "many"], "is not a size"),
@@ -178,12 +223,14 @@ def test_mistakes(folder, capsys, arguments, said):
         ("my.py:forget", "has no 'forget'; it has"),
         ("wrong.py:make", "returned the model alone"),
         ("fails.py:make", "step(model) raised RuntimeError: mat1 and mat2"),
+        ("my.py --contenders wrong.py:wrap", "has to return (wrapped, optimizer)"),
     ],
 )
 def test_mistakes_that_ranks_find(folder, capsys, model, said):
-    (folder / "wrong.py").write_text(OWN.replace(", lambda model: model(x).square().mean()", ""))
+    text = OWN.replace(", lambda model: model(x).square().mean()", "")
+    (folder / "wrong.py").write_text(f"{text}\ndef wrap(model):\n    return model\n")
     (folder / "fails.py").write_text(OWN.replace("torch.randn(4, 8)", "torch.randn(4, 9)"))
-    assert main(["compare", model]) == 1
+    assert main(["compare", *model.split()]) == 1
     err = capsys.readouterr().err
     assert said in err
     assert "Traceback" not in err

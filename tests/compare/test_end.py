@@ -67,7 +67,7 @@ def errors_of(program, *arguments):
 def test_no_thread_of_a_rank_outlives_its_group(tmp_path, contenders):
     (tmp_path / "own.py").write_text(MODEL)
     model = f"{tmp_path / 'own.py'}:make"
-    job = Job(model, contenders, rounds=1, steps=1, folder="", world=1, optimizer=False)
+    job = Job(model, contenders, rounds=1, steps=1, folder="", world=1, optimizer="")
     program = "from dpcore.tools.compare.training import worker\nworker.main()"
     errors = errors_of(program, job.to_json())
     assert "left: []" in errors

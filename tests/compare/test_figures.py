@@ -74,6 +74,30 @@ def test_an_overlap_that_nobody_can_know():
     assert not wild.overlap_is_known
 
 
+def test_what_computes_something_else_says_so_with_its_loss():
+    entrants = contenders(["torch", "local_sgd:4"])
+    made = rounds(lambda n: 110.0, lambda n: 99.0)
+    for one in made:
+        for of in one.values():
+            of["local_sgd:4"] = of.pop("dpcore")
+    figures = figures_of(entrants, made, {"torch": 0.5, "local_sgd:4": 0.75})
+    (said,) = verdicts(figures)
+    assert "faster" in said and "Mind what it computes: ranks agree every 4 steps" in said
+    assert "its loss at the end is 0.75, torch's 0.5" in said
+    assert figures[1].overlap is None and figures[1].exposed is not None
+
+
+def test_what_only_whole_steps_can_say():
+    entrants = contenders(["torch", "zero1"])
+    made = rounds(lambda n: 110.0, lambda n: 99.0)
+    for one in made:
+        for of in one.values():
+            of["dpcore zero1"] = of.pop("dpcore")
+    zero1 = figures_of(entrants, made)[1]
+    assert zero1.exposed is zero1.slowdown is zero1.overlap is None
+    assert sum(zero1.parts_ms.values()) == pytest.approx(99.0)
+
+
 def test_whom_the_others_are_compared_with():
     assert reference_of(contenders(["default", "torch:1", "torch"])).name == "torch:1"
     assert reference_of(contenders(["sequential", "default"])).name == "sequential"

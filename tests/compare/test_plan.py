@@ -21,6 +21,13 @@ from dpcore.tools.compare.training.bare import BY_DPCORE, BY_TORCH
         ("bucketed:0.5", "dpcore bucketed 0.5"),
         ("bucketed:auto", "dpcore bucketed auto"),
         ("sequential", "dpcore sequential"),
+        ("priority", "dpcore priority"),
+        ("zero1:4", "dpcore zero1 4"),
+        ("torch-zero1:8", "torch-zero1 8"),
+        ("local_sgd:4", "local_sgd:4"),
+        ("diloco", "diloco:64"),
+        ("hook:fp16", "hook:fp16"),
+        ("torch-hook:powersgd", "torch-hook:powersgd:1"),
         ("examples/reverse_order.py:ReverseOrder", "dpcore examples/reverse_order.py:ReverseOrder"),
     ],
 )
@@ -40,6 +47,12 @@ def test_contenders(text, inner, monkeypatch, request):
         ("nobody.py:Schedule", "there is no file nobody.py"),
         ("torch,torch", "named twice"),
         ("", "no contender"),
+        ("local_sgd:0", "'0' is not a number of steps"),
+        ("diloco:often", "'often' is not a number of steps"),
+        ("hook:powersgd:0", "'0' is not a rank of matrices"),
+        ("hook:", "no hook ''"),
+        ("zero1:auto", "only bucketed:auto"),
+        ("zero3", "did you mean 'zero"),
         ("horovod", "There are torch, default"),
     ],
 )
@@ -65,6 +78,20 @@ def test_over_an_emulated_link_torch_sends_through_dpcore():
     assert two.turns(cell("machine")) == ["torch 1", "dpcore", "alone", BY_TORCH, BY_DPCORE]
     assert two.turns(cell("hosts")) == two.turns(cell("machine"))
     assert two.turns(cell("emulated")) == ["torch over ours 1", "dpcore", "alone", BY_DPCORE]
+
+
+def test_steps_of_a_round_are_a_multiple_of_what_local_updates_need():
+    names = ["torch", "local_sgd:4", "diloco:6"]
+    assert plan.Plan("mlp", tuple(plan.contenders(names)), (), 1, 1.0, 1).every == 12
+
+
+def test_a_changed_hook_begins_anew(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hooks.py").write_text("def mine(state, bucket): pass")
+    mine = plan.Plan("mlp", tuple(plan.contenders(["hook:hooks.py:mine"])), (), 5, 1.0, 1)
+    before = mine.identity()
+    (tmp_path / "hooks.py").write_text("def mine(state, bucket): return None")
+    assert mine.identity() != before
 
 
 def test_rounds_belong_together_while_the_files_are_the_same(tmp_path, monkeypatch):

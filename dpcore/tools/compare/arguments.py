@@ -14,6 +14,7 @@ examples:
   dpcore compare --example > my.py             a model of your own to begin with
   dpcore compare my.py:make --contenders torch,torch:100,default,bucketed:1
   dpcore compare my.py:make --contenders torch,default,mine.py:MySchedule --rounds 40
+  dpcore compare my.py:make --contenders torch,default,zero1,local_sgd:16,mine.py:wrap
   dpcore compare transformer --link none,1gbit,100mbit --world 2,4
   dpcore compare all_reduce --peers gloo,openmpi,mpich --sizes 8:64M:8x
   dpcore compare all_reduce --algorithm ring,mine.py:swing --peers gloo
@@ -24,7 +25,14 @@ step(model) runs forward and returns the loss (or calls backward by itself).
 
 contenders: torch, default (auto is the same), bucketed, sequential, per_parameter, flat, each with
 :MIB behind it for the size of buckets, and file.py:MySchedule, a dpcore.LaunchSchedule. Torch's are
-DistributedDataParallel over Gloo with gradient_as_bucket_view=True, which is its faster way.
+DistributedDataParallel over Gloo with gradient_as_bucket_view=True, which is its faster way. With
+these, every step of all contenders includes that of --optimizer:
+  priority, dear, zero1, zero2     schedules that go on under the next forward
+  torch-zero1                      torch DDP with ZeroRedundancyOptimizer
+  local_sgd:16, diloco:64          ranks that agree every 16 or 64 steps
+  hook:fp16, hook:bf16, hook:powersgd:2, hook:mine.py:my_hook, also torch-hook:fp16 and so on
+  mine.py:wrap                     a function (model) -> (wrapped, optimizer), for whole steps
+The table says of those that compute something else what it is, and shows the loss at the end.
 
 links: none is this machine. As root, a rate such as 1gbit means hosts of their own (network
 namespaces) whose NICs the kernel shapes; else, and with --emulated, dpcore slows down its own
@@ -55,6 +63,11 @@ def add_arguments(made: argparse.ArgumentParser) -> None:
         help="what takes turns (default: %(default)s); the others are compared with the first of "
         "torch",
     )  # fmt: skip
+    add(
+        "--optimizer", choices=("adamw", "adam", "sgd"),
+        help="makes its step a part of every step (default: adamw if a contender needs one, else "
+        "none)",
+    )  # fmt: skip
     types.add(training, "--link", "none")
     add("--emulated", action="store_true", help="emulate links, also as root")
     add(
@@ -71,7 +84,7 @@ def add_arguments(made: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-_OF_MODELS = ("contenders", "link", "emulated", "threads")
+_OF_MODELS = ("contenders", "optimizer", "link", "emulated", "threads")
 _OF_COLLECTIVES = ("peers", "algorithm", "sizes", "huge_pages")
 
 

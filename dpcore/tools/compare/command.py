@@ -87,6 +87,7 @@ def _compare_models(options: argparse.Namespace) -> int:
             "rounds": plan.rounds,
             "seconds": plan.seconds,
             "threads": plan.threads,
+            "optimizer": plan.optimizer,
             "tuning": identity["tuning"],
         },
     )
@@ -126,9 +127,16 @@ def plan_of(options: argparse.Namespace) -> Any:
         for link in links
         for world in worlds
     ]
+    model = plan.model(options.what or _BARE)
+    contenders = plan.contenders(options.contenders)
+    if any(cell.kind == "emulated" for cell in cells):
+        for one in contenders:
+            one.over_dpcore()  # or an Error
+    trains = any(one.kind.trains for one in contenders)
     return plan.Plan(
-        model=plan.model(options.what or _BARE),
-        contenders=tuple(plan.contenders(options.contenders)),
+        model=model,
+        contenders=tuple(contenders),
+        optimizer=options.optimizer or ("adamw" if trains else ""),
         cells=tuple(cells),
         rounds=argument_types.rounds_of(options),
         seconds=options.seconds or (0.1 if options.quick else 0.3),
@@ -158,13 +166,27 @@ def outcome_of(plan: Any, cell: Any, store: Any) -> Any:
     from dpcore.tools.compare.output import Outcome
 
     entrants = plan.entrants(cell)
-    figures = figures_of(entrants, store.rounds[cell.key][: plan.rounds])
-    return Outcome(cell, figures, notes_of(plan, cell, store.results.get(cell.key, {})))
+    result = store.results.get(cell.key, {})
+    losses = result.get("losses") if plan.optimizer else None
+    figures = figures_of(entrants, store.rounds[cell.key][: plan.rounds], losses)
+    return Outcome(cell, figures, notes_of(plan, cell, result), plan.optimizer)
 
 
 def notes_of(plan: Any, cell: Any, result: dict[str, Any]) -> list[str]:
     """What a reader has to know to judge the figures."""
     notes = []
+    if plan.optimizer:
+        notes.append(
+            f"Every step includes that of the optimizer, {plan.optimizer}, for all contenders and "
+            f"without communication. Losses are those of the last round, after "
+            f"{result.get('taken', 0)} steps from the same weights."
+        )
+    if plan.every > 1:
+        notes.append(
+            f"A round has a multiple of {plan.every} steps, in which all ranks agree at least once."
+        )
+    if any(one.is_recipe for one in plan.contenders):
+        notes.append("A function of yours may send what it likes: only its whole step is compared.")
     if cell.kind == "emulated":
         why = namespaces.why_not() or "was not asked for (--emulated)"
         notes.append(

@@ -1,11 +1,15 @@
 """From the rounds of a cell to figures with intervals, and to sentences that say what they show.
 
-    step       forward and backward of the slowest rank
+    step       forward and backward of the slowest rank, and the optimizer's step where all have one
     exposed    from the last gradient until the step ends, on the rank that computes longest, less
                the same without communication
     slowdown   what else a step takes longer than without communication: computing that has less of
                the processors and the memory to itself
     overlap    1 - (exposed + slowdown) / all-reducing the same gradients with nothing beside it
+
+A contender that communicates under the next forward, or in a way of its own, shows from outside
+only both together: its exposed and slowdown are None. Overlap is None for one that does not send
+all gradients in every step.
 
 Each is the median over rounds; a difference or ratio is one of the same round. Intervals are
 made of order statistics, and hold the true median with a confidence of 95%; fewer than
@@ -15,7 +19,7 @@ made of order statistics, and hold the true median with a confidence of 95%; few
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import mean
 from typing import Any
@@ -25,7 +29,7 @@ from dpcore.tools.compare.training.ranks import ALONE
 from dpcore.tools.ratios import LEAST_ROUNDS, Estimate, estimate, paired
 
 WIDE = 1.0  # an overlap with a wider interval is unknown
-PARTS = ("alone", "slowdown", "exposed")  # of a step, as it is drawn
+PARTS = ("alone", "slowdown", "exposed", "both")  # of a step, as it is drawn
 MOST_ROUNDS = 1000  # a difference that needs more is none that matters
 
 
@@ -34,23 +38,27 @@ class Figures:
     contender: str
     step: Estimate
     alone: Estimate
-    exposed: Estimate
-    slowdown: Estimate
+    exposed: Estimate | None
+    slowdown: Estimate | None
     cost: Estimate  # both together
     communication: Estimate
-    overlap: Estimate
+    overlap: Estimate | None
     ratio: Estimate | None  # step over that of the reference; None for the reference itself
     rounds_ms: tuple[float, ...]
+    changes: str = ""  # how what it computes differs from a mean of all gradients in every step
+    loss: float | None = None  # in the last round, where an optimizer steps
 
     @property
     def overlap_is_known(self) -> bool:
-        return self.overlap.high - self.overlap.low <= WIDE
+        return self.overlap is not None and self.overlap.high - self.overlap.low <= WIDE
 
     @property
     def parts_ms(self) -> dict[str, float]:
         """What a step is drawn as: one part after the other, up to its median. Medians of parts do
         not add up to the median of the whole, so each is drawn as its share of their sum."""
-        parts = {name: max(0.0, getattr(self, name).median) for name in PARTS}
+        shown = {"alone": self.alone, "slowdown": self.slowdown, "exposed": self.exposed}
+        shown["both"] = self.cost if self.exposed is None else None
+        parts = {name: 0.0 if it is None else max(0.0, it.median) for name, it in shown.items()}
         parts["alone"] = min(parts["alone"], self.step.median)
         scale = self.step.median / (sum(parts.values()) or 1.0)
         return {name: value * scale for name, value in parts.items()}
@@ -59,8 +67,13 @@ class Figures:
         return asdict(self) | {"overlap_is_known": self.overlap_is_known}
 
 
-def figures_of(entrants: Sequence[Contender], rounds: Sequence[dict[str, Any]]) -> list[Figures]:
-    """One per contender. Rounds: seconds and tails of every rank and step, by contender."""
+def figures_of(
+    entrants: Sequence[Contender],
+    rounds: Sequence[dict[str, Any]],
+    losses: Mapping[str, float | None] | None = None,
+) -> list[Figures]:
+    """One per contender. Rounds: seconds and tails of every rank and step, by contender. Losses:
+    those at the end, where an optimizer steps."""
     reference = reference_of(entrants)
     steps = {name: _per_round(rounds, "seconds", name, max) for name in rounds[0]["seconds"]}
     tails = {name: _per_round(rounds, "tails", name, min) for name in rounds[0]["tails"]}
@@ -69,26 +82,29 @@ def figures_of(entrants: Sequence[Contender], rounds: Sequence[dict[str, Any]]) 
         name, bare = one.inner, bare_of(one)
         costs = _differences(steps[name], steps[ALONE])
         exposed = [max(0.0, tail) for tail in _differences(tails[name], tails[ALONE])]
+        kind = one.kind
         shares = [1 - cost / whole for cost, whole in zip(costs, steps[bare], strict=True)]
         found.append(
             Figures(
                 contender=one.name,
                 step=estimate(steps[name]),
                 alone=estimate(steps[ALONE]),
-                exposed=estimate(exposed),
-                slowdown=estimate(_differences(costs, exposed)),
+                exposed=estimate(exposed) if kind.splits else None,
+                slowdown=estimate(_differences(costs, exposed)) if kind.splits else None,
                 cost=estimate(costs),
                 communication=estimate(steps[bare]),
-                overlap=estimate(shares),
+                overlap=estimate(shares) if kind.sends_all else None,
                 ratio=None if one is reference else paired(steps[name], steps[reference.inner]),
                 rounds_ms=tuple(steps[name]),
+                changes=kind.changes,
+                loss=(losses or {}).get(name),
             )
         )
     return found
 
 
 def reference_of(entrants: Sequence[Contender]) -> Contender:
-    """Whom the others are compared with: the first of torch, or else the first."""
+    """Whom the others are compared with: the first plain torch DDP, or else the first."""
     return next((one for one in entrants if one.is_torch), entrants[0])
 
 
@@ -115,7 +131,18 @@ def verdicts(figures: Sequence[Figures]) -> list[str]:
             f"{len(reference.rounds_ms)} rounds are too few to conclude anything; {LEAST_ROUNDS} "
             "are the least."
         ]
-    return [_verdict(one, reference) for one in others]
+    return [_verdict(one, reference) + _otherwise(one, reference) for one in others]
+
+
+def _otherwise(one: Figures, reference: Figures) -> str:
+    """What else is not the same, of a contender that does not compute what the others do."""
+    if not one.changes:
+        return ""
+    said = f" Mind what it computes: {one.changes}"
+    if one.loss is None or reference.loss is None:
+        return f"{said}."
+    losses = f"{one.loss:.4g}, {reference.contender}'s {reference.loss:.4g}"
+    return f"{said}; its loss at the end is {losses}."
 
 
 def _verdict(one: Figures, reference: Figures) -> str:
@@ -145,6 +172,8 @@ def added(cost: Estimate) -> str:
 
 def _cost(one: Figures) -> str:
     if one.cost.low <= 0:
+        return added(one.cost)
+    if one.exposed is None:
         return added(one.cost)
     exposed = min(one.exposed.median, one.cost.median)
     slower = one.cost.median - exposed

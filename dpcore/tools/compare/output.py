@@ -14,6 +14,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from dpcore.base.files import write_whole
 from dpcore.tools.compare.figures import Figures, verdicts
@@ -26,7 +27,7 @@ COLUMNS = (
     "model", "link", "kind", "world", "contender", "rounds",
     *(f"{name}_ms{end}" for name in QUANTITIES for end in ("", "_low", "_high")),
     *(f"{name}{end}" for name in ("overlap", "ratio") for end in ("", "_low", "_high")),
-    "reference", "conclusive", "confidence",
+    "reference", "conclusive", "confidence", "optimizer", "loss", "changes",
 )  # fmt: skip
 
 
@@ -37,6 +38,7 @@ class Outcome:
     cell: Cell
     figures: list[Figures]
     notes: list[str]  # what a reader has to know to judge it
+    optimizer: str = ""  # whose step is a part of every step
 
     @property
     def reference(self) -> str:
@@ -58,14 +60,16 @@ def table(outcome: Outcome, width: int) -> Table:
     made = Table(box=SIMPLE, pad_edge=False)
     made.add_column("", no_wrap=True)
     heads = ("step ms", "exposed ms", "slowdown ms", "overlap", f"of {outcome.reference}'s step")
-    for head in heads:
+    for head in (*heads, *(["loss"] if outcome.optimizer else [])):
         made.add_column(head, justify="right")
     for one in outcome.figures:
         texts = [*map(interval, (one.step, one.exposed, one.slowdown))]
-        texts += [overlap_text(one), ratio_text(one)]
+        texts += [overlap_text(one), ratio_text(one), *loss_texts(outcome, one)]
         if width < WIDE:
             texts = [text.replace(" (", "\n(").replace(" – ", "–") for text in texts]
         made.add_row(escape(one.contender), *texts)
+        if one.changes:
+            made.add_row(Text(f"  {one.changes}", style="dim"))
     reference = outcome.figures[0]
     made.add_row("no communication", number(reference.alone.median), "", "", "", "", style="dim")
     return made
@@ -75,14 +79,18 @@ def number(value: float) -> str:
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def interval(of: Estimate) -> str:
+def interval(of: Estimate | None) -> str:
+    if of is None:
+        return "–"
     return f"{number(of.median)} ({number(of.low)} – {number(of.high)})"
 
 
 def overlap_text(one: Figures) -> str:
+    of = one.overlap
+    if of is None:
+        return "–"
     if not one.overlap_is_known:
         return "unknown"
-    of = one.overlap
     return f"{of.median:.0%} ({of.low:.0%} – {of.high:.0%})"
 
 
@@ -91,6 +99,13 @@ def ratio_text(one: Figures) -> str:
         return "1"
     mark = "" if one.ratio.is_conclusive else " ?"
     return f"{one.ratio.median:.3f} ({one.ratio.low:.3f} – {one.ratio.high:.3f}){mark}"
+
+
+def loss_texts(outcome: Outcome, one: Figures) -> list[str]:
+    """Of the column that there is where an optimizer steps."""
+    if not outcome.optimizer:
+        return []
+    return ["–" if one.loss is None else f"{one.loss:.4g}"]
 
 
 def tell(console: Console, outcome: Outcome) -> None:
@@ -114,6 +129,7 @@ def records(model: str, facts: dict[str, Any], outcomes: Sequence[Outcome]) -> l
             "world": outcome.cell.world,
             "reference": outcome.reference,
             "notes": outcome.notes,
+            "optimizer": outcome.optimizer,
         }
         | one.record()
         for outcome in outcomes
@@ -142,4 +158,6 @@ def _row(model: str, outcome: Outcome, one: Figures) -> list[Any]:
     for of in (*(getattr(one, name) for name in QUANTITIES), one.overlap, ratio):
         row += [""] * 3 if of is None else [f"{v:.6g}" for v in (of.median, of.low, of.high)]
     sure = "" if ratio is None else ratio.is_conclusive
-    return [*row, outcome.reference, sure, one.step.confidence or ""]
+    loss = "" if one.loss is None else f"{one.loss:.6g}"
+    row += [outcome.reference, sure, one.step.confidence or ""]
+    return [*row, outcome.optimizer, loss, one.changes]

@@ -10,13 +10,21 @@ from typing import Any
 
 from dpcore.base.files import write_whole
 from dpcore.tools.compare.figures import Figures, ms
-from dpcore.tools.compare.output import Outcome, interval, number, overlap_text, ratio_text
+from dpcore.tools.compare.output import (
+    Outcome,
+    interval,
+    loss_texts,
+    number,
+    overlap_text,
+    ratio_text,
+)
 from dpcore.tools.ratios import LEAST_ROUNDS, Estimate
 
 _PARTS = (
     ("alone", "computing, as long as it takes without communication"),
     ("slowdown", "computing that communication slows down"),
     ("exposed", "exposed communication, which nothing hides"),
+    ("both", "what communication costs, of a contender that shows no more from outside"),
 )
 
 
@@ -63,7 +71,10 @@ def _part(name: str, package: str = "dpcore.tools.compare") -> str:
 def _section(outcome: Outcome) -> str:
     said = "".join(f"<li>{escape(sentence)}</li>" for sentence in outcome.verdicts)
     notes = "".join(f"<p class='hint'>{escape(note)}</p>" for note in outcome.notes)
-    legend = "".join(f"<span><i class='{name}'></i>{text}</span>" for name, text in _PARTS)
+    drawn = {name for one in outcome.figures for name, value in one.parts_ms.items() if value > 0}
+    legend = "".join(
+        f"<span><i class='{name}'></i>{text}</span>" for name, text in _PARTS if name in drawn
+    )
     return f"""<section class="cell">
 <h2>{escape(outcome.cell.title)}</h2>
 <ul class="verdicts">{said}</ul>
@@ -84,6 +95,7 @@ def _bars(figures: Sequence[Figures]) -> str:
             f"<b class='{name}' style='width:{100 * value / widest:.3f}%' "
             f"title='{name} {ms(value)}'></b>"
             for name, value in one.parts_ms.items()
+            if value > 0
         )
         low, high = (100 * value / widest for value in (one.step.low, one.step.high))
         whisker = f"<u style='left:{low:.3f}%;width:{max(high - low, 0.15):.3f}%'></u>"
@@ -129,18 +141,19 @@ def _ratios(outcome: Outcome) -> str:
 
 
 def _table(outcome: Outcome) -> str:
-    heads = ("step ms", "exposed ms", "slowdown ms", "communication ms", "overlap")
-    columns = "".join(f"<th>{head}</th>" for head in (*heads, f"of {outcome.reference}"))
+    heads = ["step ms", "exposed ms", "slowdown ms", "communication ms", "overlap"]
+    heads += [f"of {outcome.reference}", *(["loss"] if outcome.optimizer else [])]
+    columns = "".join(f"<th>{escape(head)}</th>" for head in heads)
     rows = "".join(
-        "<tr><td>"
+        f"<tr><td>{escape(one.contender)}{_changes(one)}</td><td>"
         + "</td><td>".join(
             map(
                 escape,
                 (
-                    one.contender,
                     *(map(interval, (one.step, one.exposed, one.slowdown, one.communication))),
                     overlap_text(one),
                     ratio_text(one),
+                    *loss_texts(outcome, one),
                 ),
             )
         )
@@ -149,3 +162,7 @@ def _table(outcome: Outcome) -> str:
     )
     alone = f"<tr><td>no communication</td><td>{interval(outcome.figures[0].alone)}</td></tr>"
     return f"<table><thead><tr><th></th>{columns}</tr></thead><tbody>{rows}{alone}</tbody></table>"
+
+
+def _changes(one: Figures) -> str:
+    return f"<br><small>{escape(one.changes)}</small>" if one.changes else ""

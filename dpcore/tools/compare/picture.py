@@ -8,8 +8,13 @@ from pathlib import Path
 
 from dpcore.tools.compare.output import Outcome, number
 
-_COLOURS = {"alone": "#35a29f", "slowdown": "#f0b429", "exposed": "#e5484d"}
-_LABELS = {"alone": "computing", "slowdown": "slowed down", "exposed": "exposed communication"}
+_COLOURS = {"alone": "#35a29f", "slowdown": "#f0b429", "exposed": "#e5484d", "both": "#ee8a3c"}
+_LABELS = {
+    "alone": "computing",
+    "slowdown": "slowed down",
+    "exposed": "exposed communication",
+    "both": "cost of communication, undivided",
+}
 
 
 def write_picture(path: Path, model: str, outcomes: Sequence[Outcome]) -> bool:
@@ -21,6 +26,8 @@ def write_picture(path: Path, model: str, outcomes: Sequence[Outcome]) -> bool:
 
     mpl.use("Agg")
     rows = [len(outcome.figures) for outcome in outcomes]
+    every = [one for outcome in outcomes for one in outcome.figures]
+    parts = [part for part in _COLOURS if any(one.parts_ms[part] > 0 for one in every)]
     with mpl.rc_context({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}):
         height = 1.1 + sum(0.85 + 0.42 * count for count in rows)
         figure = Figure(figsize=(9, height), dpi=150, layout="constrained", facecolor="white")
@@ -28,9 +35,10 @@ def write_picture(path: Path, model: str, outcomes: Sequence[Outcome]) -> bool:
         for axes, outcome in zip(panels, outcomes, strict=True):
             names = [one.contender for one in outcome.figures]
             left = [0.0] * len(names)
-            for part, colour in _COLOURS.items():
+            for part in parts:
                 values = [one.parts_ms[part] for one in outcome.figures]
-                axes.barh(names, values, left=left, color=colour, label=_LABELS[part], height=0.62)
+                kind = {"color": _COLOURS[part], "label": _LABELS[part]}
+                axes.barh(names, values, left=left, height=0.62, **kind)
                 left = [at + value for at, value in zip(left, values, strict=True)]
             for at, one in enumerate(outcome.figures):
                 axes.plot([one.step.low, one.step.high], [at, at], color="#1d2129", linewidth=1.5)
@@ -43,7 +51,7 @@ def write_picture(path: Path, model: str, outcomes: Sequence[Outcome]) -> bool:
         ends = " or ".join(dict.fromkeys(outcome.ends for outcome in outcomes))
         panels[-1].set_xlabel(f"step, ms: median and {ends}")
         handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
+        figure.legend(handles, labels, loc="outside lower center", ncols=len(parts), frameon=False)
         figure.suptitle(model, x=0.01, ha="left", fontweight="bold", fontsize=11)
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
+from collections.abc import Sequence
+from statistics import mean
 from typing import Any
 
 from rich.console import Console
@@ -47,8 +50,8 @@ def _measure_cell(plan: Plan, cell: Cell, store: Store, bar: Shown) -> None:
 
     job = Job(
         plan.model, plan.turns(cell), plan.rounds, steps=1, folder="", world=cell.world,
-        seconds=plan.seconds, optimizer=False, threads=plan.threads, first_round=first,
-        by_round=True, init=_init(cell),
+        seconds=plan.seconds, optimizer=plan.optimizer, every=plan.every, threads=plan.threads,
+        first_round=first, by_round=True, init=_init(cell),
     )  # fmt: skip
     result: dict[str, Any] = {}
     with contextlib.ExitStack() as stack:
@@ -62,8 +65,15 @@ def _measure_cell(plan: Plan, cell: Cell, store: Store, bar: Shown) -> None:
             if not result:
                 raise
             bar.say(f"everything was measured, but a rank crashed as it ended: {problem}".rstrip())
-    kept = ("choices", "unused", "gradient_bytes", "steps", "threads")
-    store.add(cell=cell.key, result={key: result[key] for key in kept})
+    kept = ("choices", "unused", "gradient_bytes", "steps", "threads", "taken")
+    losses = {name: ended(of_ranks, result["steps"]) for name, of_ranks in result["losses"].items()}
+    store.add(cell=cell.key, result={key: result[key] for key in kept} | {"losses": losses})
+
+
+def ended(of_ranks: Sequence[Sequence[float]], steps: int) -> float | None:
+    """The mean loss of the last round, over its steps and over ranks; None where it is unknown."""
+    value = mean(mean(losses[-steps:]) for losses in of_ranks)
+    return value if math.isfinite(value) else None
 
 
 def _init(cell: Cell) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +23,7 @@ class Bare:
     """A turn of its own: all gradients averaged, while nothing is computed."""
 
     unused: tuple[str, ...] = ()
+    taken = sys.maxsize  # it learns nothing, so its number of steps does not matter
 
     def __init__(self, name: str, nbytes: int, comm: Any) -> None:
         self.name, self.gradient_bytes = name, nbytes
@@ -52,6 +54,9 @@ class Bare:
 
     def finish(self) -> float:
         return 0.0
+
+    def close(self) -> None:
+        """Nothing to leave."""
 
     def choice(self) -> None:
         """Nothing is chosen."""

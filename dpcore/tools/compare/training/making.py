@@ -6,10 +6,10 @@
             return loss             # forward; its backward is called, unless step has called it
         return model, step
 
-``make`` is called once per contender and rank, each time with the same random seed, and should give
-every rank as much work as the others. ``step`` needs no optimizer: gradients are dropped before
-each step. Instead of the loss it may return what has one: an object with ``.loss``, a dict with
-"loss", or a tuple that begins with it.
+``make`` is called once per contender and rank, each time with the rank as the random seed, and
+should give every rank as much work as the others; all begin with rank 0's weights. ``step`` needs
+no optimizer: gradients are dropped before each step. Instead of the loss it may return what has
+one: an object with ``.loss``, a dict with "loss", or a tuple that begins with it.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ take turns, a few steps each. Both use torch's rendezvous; dpcore connects throu
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import gc
 import json
@@ -35,12 +36,11 @@ from dpcore.tools.compare.training.making import Made, Stepping, made
 from dpcore.tools.compare.training.ranks import (
     TORCH,
     TORCH_OVER_OURS,
-    goes_across_steps,
     steps_in,
     torch_ddp,
     warm_steps,
-    wrapped,
 )
+from dpcore.tools.compare.training.recipes import trained
 from dpcore.tools.compare.training.text import Text, language_model, loss_of
 from dpcore.tools.compare.training.torch_trace import TorchTrace
 from dpcore.tools.ratios import in_turn, turns
@@ -66,7 +66,8 @@ class Job:
     sequences: int = 8
     init: dict[str, Any] = field(default_factory=dict)  # options of dpcore.init
     raw_port: int = 0  # measures what the network carries, where given
-    optimizer: bool = True
+    optimizer: str = "adamw"  # of recipes.OPTIMIZERS, whose step is a part of every step; "": none
+    every: int = 1  # a round given in seconds has a multiple of so many steps
     device: str = "cpu"  # or "cuda": rank r on GPU r, around where there are fewer
     first_round: int = 0  # the rounds before were measured by an earlier job
     around: bool = False  # the first contender has a turn before and after every other's
@@ -86,9 +87,10 @@ class Contender:
         self.name = name
         self._text, self._job, self._comm = text, job, comm
         self._number = 0
-        torch.manual_seed(0)
+        torch.manual_seed(comm.rank)  # inputs of its own
         self._stepping = Stepping(job.model, self._made())
         module = self._module = self._stepping.module
+        begin_alike(module, comm)
         module.to(device_of(job, comm.rank))
         if first is not None and not job.optimizer:
             for mine, its in zip(module.parameters(), first._module.parameters(), strict=True):
@@ -105,13 +107,12 @@ class Contender:
             # Its one hook averages by ours in either case; this one can record as well, later.
             self.model = torch_ddp(name, module, **options)
             self._trace = TorchTrace(self.model, comm)
+            self._optimizer: Any = torch.optim.AdamW(module.parameters(), lr=1e-3)
+            self._block: Any = contextlib.nullcontext()
         else:
-            self.model = wrapped(name, module, comm, **options)
+            made_by = trained(name, module, comm, job.optimizer or "adamw", options)
+            self.model, self._optimizer, self._block = made_by
         self.threads = (job.threads_of_ddp if name.startswith(TORCH) else 0) or job.threads
-        self._optimizer: torch.optim.Optimizer
-        self._optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3)
-        if goes_across_steps(name):
-            self._optimizer = dp.DistributedOptimizer(self._optimizer, self.model)
 
     @property
     def gradient_bytes(self) -> int:
@@ -144,6 +145,15 @@ class Contender:
 
         return Made(language_model(text), loss)
 
+    @property
+    def _goes_across_steps(self) -> bool:
+        return isinstance(self.model, dp.DataParallel) and self.model._across is not None
+
+    @property
+    def taken(self) -> int:
+        """The steps that it has made."""
+        return self._number
+
     def settle(self) -> None:
         """Ends the warm-up."""
         if self._last_gradient is not None:
@@ -170,7 +180,8 @@ class Contender:
             loss = float(self._trace.step(lambda: self._stepping.loss(self.model)).detach())
         else:
             loss = self._stepping.step(self.model)
-        if self._job.by_round and isinstance(self.model, dp.DataParallel):
+        is_ours = isinstance(self.model, dp.DataParallel)
+        if self._job.by_round and is_ours and not self._goes_across_steps:
             self.model._reducer.wait_for_gradients()  # which a schedule may leave to an optimizer
         if self._job.optimizer:
             self._optimizer.step()
@@ -180,9 +191,13 @@ class Contender:
     def finish(self) -> float:
         """Ends what the last step has left in flight; the seconds that it took."""
         begin = time.perf_counter()
-        if goes_across_steps(self.name):
+        if self._goes_across_steps:
             self.model.flush()
         return time.perf_counter() - begin
+
+    def close(self) -> None:
+        """At the end, on all ranks."""
+        self._block.__exit__(None, None, None)
 
     def trace(self, path: Path) -> float:
         """A file of a few steps, and the median of their seconds. All ranks begin together: rank 0
@@ -250,6 +265,10 @@ def measured(job: Job, comm: Any, device: torch.device) -> dict[str, Any]:
         contender.settle()
     choices = {contender.name: [contender.choice()] for contender in contenders}
     steps = steps_in(job.seconds, contenders[0].step, comm) if job.seconds else job.steps
+    steps = -(-steps // job.every) * job.every
+    for contender in contenders if job.optimizer else ():
+        for _ in range(contender.taken, first.taken):
+            contender.step()
     seconds: dict[str, list[float]] = {name: [] for name in job.contenders}
     losses: dict[str, list[float]] = {name: [] for name in job.contenders}
     tails: dict[str, list[float]] = {name: [] for name in job.contenders}
@@ -279,10 +298,14 @@ def measured(job: Job, comm: Any, device: torch.device) -> dict[str, Any]:
         traced = [c for c in contenders if isinstance(c, Contender) and c.has_trace]
         medians = {name: statistics.median(taken) for name, taken in seconds.items() if taken}
         trace_in_turn(traced, medians, Path(job.folder), comm)
+    taken = first.taken
     first_gradients = [first_gradient_seconds(first)] if job.raw_port else []
+    for contender in contenders:
+        contender.close()
     return {
         "seconds": everybodys(seconds),
         "losses": everybodys(losses),
+        "taken": taken,
         "raw": everybodys({"": raw})[""],
         "first_gradient": everybodys({"": first_gradients})[""],
         "gradient_bytes": first.gradient_bytes,
@@ -317,6 +340,14 @@ def some_rank(comm: Any, found: Sequence[Any]) -> bool:
     most = torch.tensor([len(found)])
     comm.all_reduce(most, op="max")
     return bool(most)
+
+
+def begin_alike(module: torch.nn.Module, comm: Any) -> None:
+    """All ranks with rank 0's weights, whatever a contender does about them."""
+    for parameter in module.parameters():
+        value = parameter.detach().contiguous()
+        comm.broadcast(value, 0)
+        parameter.detach().copy_(value)
 
 
 def device_of(job: Job, rank: int) -> torch.device:
