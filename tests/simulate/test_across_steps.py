@@ -9,7 +9,7 @@ import dpcore
 from dpcore.base.link import Speed
 from dpcore.errors import Error
 from dpcore.reference import across_steps_time
-from dpcore.tools.simulate import Gradients, predict
+from dpcore.tools.simulate import Gradients, Processors, predict
 from tests.across_steps.own_schedules import OWN
 from tests.data_parallel.own_schedules import WaitsAtForward, WaitsAtTheOptimizer
 
@@ -55,6 +55,18 @@ def test_steps_take_what_the_model_says(seed):
     assert units(work, "zero2") == pytest.approx(expected["zero2"], rel=0.03)
     phase = max(times["network"])
     assert expected["priority"] - phase <= units(work, "priority") <= expected["priority"] * 1.005
+
+
+def test_each_call_of_the_optimizer_but_one_costs_its_time():
+    """Under zero1 each bucket is updated by itself; the network is fast, so nothing hides it."""
+    work = chain([1] * 4, [1] * 4, [0.01] * 4, update=1.0)
+    free, costly = (
+        predict(work, GBIT, "zero1", 0, processors=Processors(update_call=each)).step_ms
+        for each in (0.0, 1e-3)
+    )
+    assert costly == pytest.approx(free + 3, abs=0.1)
+    within = predict(work, GBIT, "bucketed", 0, processors=Processors(update_call=1e-3)).step_ms
+    assert within == pytest.approx(predict(work, GBIT, "bucketed", 0).step_ms, rel=1e-3)
 
 
 NAMES = ("priority", "dear", "zero1", "zero2")

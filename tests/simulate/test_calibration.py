@@ -22,10 +22,12 @@ MEASURED = {
     "message": 2e-6,
     "tcp_message": 5e-6,
     "wake": 30e-6,
+    "busy_wake": 2e-3,
     "copied_byte": 1e-10,
     "reduced_byte": 1.5e-10,
     "fused_byte": 1.2e-10,
     "tcp_byte": 2.5e-10,
+    "update_call": 4e-4,
 }
 NETWORK = {"network": [60e-6, 9e-6, 8e-9], "after_pause": 2e-3}
 
@@ -45,6 +47,8 @@ def test_what_is_written_is_read(tmp_path):
         fused_byte=1.2e-10,
         tcp_byte=2.5e-10,
         wake=30e-6,
+        busy_wake=2e-3,
+        update_call=4e-4,
         costs=costs.Costs(costs.Way(2e-6, 1e-6, 2e-10), DEFAULT_COSTS.network, 5e-11, str(path)),
     )
     assert (found.network, found.source) == (None, str(path))

@@ -1,5 +1,8 @@
 """What communication costs processors, and how threads share cores."""
 
+from dataclasses import replace
+from functools import partial
+
 import pytest
 
 from dpcore.base.link import Speed
@@ -116,6 +119,28 @@ def test_computing_beside_an_operation_takes_longer():
     network.run([operation])
     assert ends == pytest.approx([0.1 + 40 * MB * work] * 2, rel=1e-3)
     assert operation.finished[0] == pytest.approx(0.01 + 2 * 40 * MB * work, rel=0.01)
+
+
+def test_a_driver_that_wakes_waits_for_a_core_that_computes():
+    """Until the computation is over, or Linux takes a core away from it; and not for one that is
+    free."""
+
+    def ends(cores, computes, busy_wake=5e-3):
+        processors = Processors(**{**vars(COSTS), "cores": cores, "busy_wake": busy_wake})
+        processors = replace(processors, ranks=2)
+        network = Network(2, Links.memory(), "auto", processors)
+        for rank in range(2):
+            begin = partial(network.compute, rank, computes, act=lambda _: None)
+            network.at(0.0, begin)
+        operation = NetworkOperation(1000, [1e-6, 1e-6])
+        network.run([operation])
+        return max(operation.finished)
+
+    alone = ends(4, 0.1)
+    assert alone == pytest.approx(2 * 10e-6, rel=0.2)  # it wakes up to enter, and to begin
+    assert ends(2, 0.1) == pytest.approx(alone + 2 * 5e-3, rel=0.02)
+    assert ends(2, 0.1, busy_wake=0.0) == pytest.approx(alone, rel=0.2)
+    assert ends(2, 2e-3) == pytest.approx(alone + 2e-3, rel=0.02)
 
 
 def test_an_urgent_operation_overtakes_between_two_segments():

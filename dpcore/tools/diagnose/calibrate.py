@@ -3,9 +3,9 @@
 The choice of algorithms needs the time of a step, a message and a byte: two ranks exchange
 messages, small ones back and forth, many small ones at once, and large ones. ``dpcore simulate``
 also needs what operations take of processors: the floor of an operation where nothing has to be
-waited for, a message within it, how long a thread takes to wake up, and a byte that is copied,
-added, or given to the kernel, while both ranks do so. Nothing is measured in training steps, which
-are to be predicted.
+waited for, a message within it, how long a thread takes to wake up, on idle cores and where all of
+them compute, a byte that is copied, added, or given to the kernel, while both ranks do so, and a
+call of an optimizer. Nothing is measured in training steps, which are to be predicted.
 
 By itself the command measures memory and loopback with two ranks of its own; behind a launcher that
 started ranks on several hosts, the network between them, for the machine of each host.
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import time
 from collections.abc import Callable
@@ -35,6 +36,8 @@ _LARGE = 8 << 20
 _TIMEOUT_SECONDS = 60.0
 _NEAR, _FAR = 1e-6, 1e-3  # latencies of emulated links: less than a thread's sleep, and more
 _CHUNKS = 16  # as many messages as fit a mailbox
+_NAP_SECONDS = 1e-3  # about what a driving thread waits for a message
+_UPDATES = 8  # parameters of 1 MiB
 _PAUSE_SECONDS = 0.3  # longer than Linux keeps the window of a silent connection on a short link
 
 
@@ -75,7 +78,9 @@ def _alone(seconds: float) -> dict[str, Any]:
         "message": message,
         "tcp_message": tcp_message,
         "wake": wake,
+        "busy_wake": _busy_wake(seconds),
         "tcp_byte": tcp_byte,
+        "update_call": on_two(lambda comm: _update_call(comm, seconds), transport="shm"),
         **on_two(lambda comm: _in_memory(comm, seconds), transport="shm"),
     }
 
@@ -207,6 +212,70 @@ def _in_memory(comm: Communicator, seconds: float) -> dict[str, float]:
         for n in (16, _LARGE // 4)
     )
     return {**found, "memory_operation": few, "fused_byte": max(0.0, many - few) / (_LARGE / 2)}
+
+
+def _busy_wake(seconds: float) -> float:
+    """Seconds that a thread which slept waits for a core, in the mean, while another process
+    computes on each."""
+    import multiprocessing
+
+    context = multiprocessing.get_context("forkserver")
+    over = context.Event()
+    cores = os.cpu_count() or 1
+    begun = context.Barrier(cores + 1)
+    busy = [context.Process(target=_compute, args=(begun, over), daemon=True) for _ in range(cores)]
+    for process in busy:
+        process.start()
+    late: list[float] = []
+    try:
+        begun.wait(_TIMEOUT_SECONDS)
+        ends_at = time.perf_counter() + max(1.0, seconds)
+        while time.perf_counter() < ends_at:
+            begin = time.perf_counter()
+            time.sleep(_NAP_SECONDS)
+            late.append(time.perf_counter() - begin - _NAP_SECONDS)
+    finally:
+        over.set()
+        for process in busy:
+            process.join()
+    return sum(late) / len(late)
+
+
+def _compute(begun: Any, over: Any) -> None:
+    begun.wait(_TIMEOUT_SECONDS)
+    while not over.is_set():
+        sum(range(100_000))
+
+
+def _update_call(comm: Communicator, seconds: float) -> float:
+    """Seconds of a thread: what AdamW takes longer for one parameter at a time than for all of
+    them, by further call. Without torch there is nothing to measure."""
+    try:
+        import torch
+    except ImportError:
+        return 0.0
+    torch.set_num_threads(1)
+    parameters = [torch.nn.Parameter(torch.zeros(1 << 18)) for _ in range(_UPDATES)]
+    gradients = [torch.ones(1 << 18) for _ in parameters]
+    optimizer = torch.optim.AdamW(parameters)
+
+    def step(chosen: range) -> float:
+        for number, parameter in enumerate(parameters):
+            parameter.grad = gradients[number] if number in chosen else None
+        begin = time.thread_time()
+        optimizer.step()
+        return time.thread_time() - begin
+
+    step(range(_UPDATES))
+    longer: list[float] = []
+    ends_at = time.perf_counter() + seconds
+    while time.perf_counter() < ends_at or len(longer) < 5:
+        comm.barrier()
+        together = step(range(_UPDATES))
+        by_itself = sum(step(range(n, n + 1)) for n in range(_UPDATES))
+        longer.append((by_itself - together) / (_UPDATES - 1))
+    comm.barrier()
+    return max(0.0, sorted(longer)[len(longer) // 2])
 
 
 def _run(comm: Communicator, tensor: Any) -> None:

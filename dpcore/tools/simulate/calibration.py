@@ -22,7 +22,7 @@ from dpcore.tools.simulate.processors import Processors
 
 _NEEDED = (
     "memory", "added_byte", "operation", "memory_operation", "message", "tcp_message", "wake",
-    "copied_byte", "reduced_byte", "fused_byte", "tcp_byte",
+    "busy_wake", "copied_byte", "reduced_byte", "fused_byte", "tcp_byte", "update_call",
 )  # fmt: skip
 
 

@@ -45,6 +45,7 @@ class Control:
         self._unfinished = len(plan.buckets)
         self._sent = 0  # operations of this step
         self._undriven: list[Callable[[], None]] = []  # until this rank waits
+        self._calls = 0  # of the optimizer
 
     # ---- what a schedule may ask ---------------------------------------------------------------
 
@@ -280,9 +281,16 @@ class Control:
         share = sum(self._plan.bytes[b] for b in updated) / max(1, sum(self._plan.bytes))
         if self._schedule.updates_parts:
             share /= self._turns.network.world
-        self._turns.compute(self._update_seconds * share)
+        self._turns.compute(self._update_seconds * share + self._another_call(updated))
         for number in updated:
             self._enter(number, self._at[number] + 1)
+
+    def _another_call(self, updated: Sequence[int]) -> float:
+        """What the optimizer takes beside its bytes, for all calls of a step but one, which is in
+        what was recorded."""
+        self._calls += bool(updated)
+        is_another = bool(updated) and self._calls > 1
+        return self._turns.network.processors.update_call if is_another else 0.0
 
     def _has_updated(self, bucket: int) -> bool:
         return "update" in self._schedule.phases[: self._at[self._known(bucket)]]

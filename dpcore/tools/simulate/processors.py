@@ -3,12 +3,14 @@
 Each rank has a program thread, which computes, and one thread at a time that drives its operations:
 the progress thread, or the program's own while it waits. The threads of a host that want a core
 share its cores evenly, as equal threads do under Linux. A driving thread without work sleeps, and
-takes ``wake`` to run again.
+takes ``wake`` to run again. While computation has all cores, it then waits until one of them is
+free, or until Linux takes one away for it, after ``busy_wake``.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -31,8 +33,9 @@ class Processors:
     that ranks share. ``message``, ``tcp_message``: to send or to take one. ``copied_byte``,
     ``reduced_byte``: to copy a byte, to add one to a sum, while all ranks do so. ``fused_byte``: to
     add a peer's byte and to write the sum to the peer, in shared memory. ``tcp_byte``: to give the
-    kernel a byte, or to take it. ``wake``: until a thread that slept runs. ``costs``: by which
-    ``auto`` chooses.
+    kernel a byte, or to take it. ``wake``: until a thread that slept runs; ``busy_wake``: on cores
+    that all compute. ``update_call``: a call of the optimizer, beside its share of the parameters.
+    ``costs``: by which ``auto`` chooses.
     """
 
     cores: float = 0
@@ -46,6 +49,8 @@ class Processors:
     fused_byte: float = 0.0
     tcp_byte: float = 0.0
     wake: float = 0.0
+    busy_wake: float = 0.0
+    update_call: float = 0.0
     costs: Costs = DEFAULT_COSTS
 
     @classmethod
@@ -81,12 +86,41 @@ class _Host:
         self._clock = 0.0
         self._since = 0.0  # the moment of the clock
         self._changes = 0
+        self._computing = 0  # programs
+        self._awake: deque[list[Act]] = deque()  # drivers that have no core; empty: it has one
 
     def run(self, seconds: float, now: float, act: Act) -> None:
         """A thread wants a core for so long."""
         self._go_on(now)
         heapq.heappush(self._running, (self._clock + seconds, next(self._order), act))
         self._plan(now)
+
+    def compute(self, seconds: float, now: float, act: Act) -> None:
+        """A program wants a core for so long, and may compute on in ``act``."""
+        self._computing += 1
+
+        def is_through(moment: float) -> None:
+            self._computing -= 1
+            act(moment)
+            while self._awake and self._computing < self._cores:
+                self._give_core(self._awake.popleft(), moment)
+
+        self.run(seconds, now, is_through)
+
+    def get_core(self, patience: float, now: float, act: Act) -> None:
+        """A driver is awake and wants one that no program computes on. It gets one after its
+        ``patience`` in any case."""
+        if not patience or self._computing < self._cores or not self._cores:
+            act(now)
+            return
+        waiting = [act]
+        self._awake.append(waiting)
+        self._at(now + patience, partial(self._give_core, waiting))
+
+    @staticmethod
+    def _give_core(waiting: list[Act], now: float) -> None:
+        if waiting:
+            waiting.pop()(now)
 
     def _rate(self) -> float:
         return min(1.0, self._cores / len(self._running)) if self._cores else 1.0
@@ -140,7 +174,7 @@ class Threads:
             return
         rest = seconds * (1 - busy)
         then = act if not rest else lambda moment: self._at(moment + rest, act)
-        self._host_of[rank].run(seconds * busy, now, then)
+        self._host_of[rank].compute(seconds * busy, now, then)
 
     def work(
         self, rank: int, seconds: float, priority: int, now: float, act: Act, is_awake: bool = False
@@ -154,8 +188,12 @@ class Threads:
         heapq.heappush(driver.todo, (-priority, next(self._order), seconds, act))
         if not driver.is_awake:
             driver.is_awake = True
-            wakes = now if is_awake else now + self._processors.wake
-            self._at(wakes, partial(self._next, rank))
+            run = partial(self._next, rank)
+            if is_awake:
+                self._at(now, run)
+            else:
+                get = partial(self._host_of[rank].get_core, self._processors.busy_wake, act=run)
+                self._at(now + self._processors.wake, get)
 
     def _next(self, rank: int, now: float) -> None:
         driver = self._drivers[rank]
