@@ -144,7 +144,7 @@ def work_of(record: dict[str, Any]) -> Gradients:
     work = replace(work, update=record["update_s"])
     computed = max(map(sum, zip(work.forward, work.backward, work.update, strict=True)))
     factor = statistics.median(record["rounds_s"][ORACLE]) / computed
-    return replace(
+    work = replace(
         work,
         forward=[seconds * factor for seconds in work.forward],
         backward=[seconds * factor for seconds in work.backward],
@@ -152,6 +152,7 @@ def work_of(record: dict[str, Any]) -> Gradients:
         ready=[[seconds * factor for seconds in ready] for ready in work.ready],
         begins=[[seconds * factor for seconds in begins] for begins in work.begins],
     )
+    return work.on_cores_of_their_own(processors_of(record).cores, record["world"])
 
 
 def link_of(record: dict[str, Any]) -> Speed | Links:

@@ -10,7 +10,7 @@ import dpcore
 from benchmarks.harness.sleeping import layers
 from dpcore.base.link import Speed
 from dpcore.errors import Error
-from dpcore.tools.simulate import Processors, gradients_of, predict
+from dpcore.tools.simulate import Gradients, Processors, gradients_of, predict
 from tests.show.profiles import GLOO
 from tests.show.traces import model_of, write_trace
 
@@ -159,3 +159,19 @@ def test_a_run_says_when_forward_begins_with_which_module(schedule, tmp_path):
     assert len(work.spread) == 3
     assert 0 < work.busy[0] <= 1
     assert predict(work, Speed(1e7), "zero1").buckets == 1
+
+
+@pytest.mark.parametrize("busy", [0.0, 0.1, 0.5])
+def test_what_ranks_waited_for_a_core_is_counted_once(busy):
+    """Four ranks that were recorded on two cores: their own steps come out as they were."""
+    recorded = Gradients(
+        [8, 8], [0, 0], [0.04], [0.08], [[0.03, 0.06]], update=[0.02], busy=[busy]
+    ).on(4)
+    work = recorded.on_cores_of_their_own(2, 4)
+    assert work.update[0] == pytest.approx(0.01)
+    shared = Processors(cores=2, ranks=4)
+    again = predict(work, Speed(1.25e8, 1e-6), "oracle", processors=shared).step_ms
+    assert again == pytest.approx(140, rel=1e-3)
+    twice = predict(recorded, Speed(1.25e8, 1e-6), "oracle", processors=shared).step_ms
+    assert twice == pytest.approx(160 + 120 * busy, rel=1e-3)
+    assert recorded.on_cores_of_their_own(4, 4) == recorded

@@ -7,6 +7,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -85,6 +86,24 @@ class Gradients:
             update=[self.update[r] for r in ranks],
             busy=[self.busy[r] for r in ranks],
             spread=tuple(each.like(ranks) for each in self.spread),
+        )
+
+    def on_cores_of_their_own(self, cores: float, together: int) -> Gradients:
+        """What ``together`` ranks compute that were recorded on fewer ``cores``. They compute at
+        the same time, so each second of a core took ``together / cores``; what they waited for a
+        core is taken out, since the simulator lets them wait again."""
+        times = max(1.0, together / cores) if cores else 1.0
+        kept = [max(busy, 1 - busy * (times - 1)) for busy in self.busy]
+        pairs = partial(zip, kept, strict=True)  # with what there is of each rank
+        return replace(
+            self,
+            forward=[share * seconds for share, seconds in pairs(self.forward)],
+            backward=[share * seconds for share, seconds in pairs(self.backward)],
+            ready=[[share * moment for moment in own] for share, own in pairs(self.ready)],
+            begins=[[share * moment for moment in own] for share, own in pairs(self.begins)],
+            update=[seconds / times for seconds in self.update],
+            busy=[busy / share for share, busy in pairs(self.busy)],
+            spread=tuple(each.on_cores_of_their_own(cores, together) for each in self.spread),
         )
 
     @property
