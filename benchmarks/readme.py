@@ -19,12 +19,12 @@ from benchmarks.harness import step_tables as steps
 from benchmarks.harness.figures import load
 from benchmarks.harness.gpu_table import table_of_gpu
 from benchmarks.harness.mistakes_table import table_of_mistakes
-from benchmarks.harness.simulated_table import table_of_simulated
+from benchmarks.harness.simulated_table import figures_of_residuals, table_of_simulated
 from benchmarks.harness.strategies_table import table_of_torch_parallel
 
 ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
-FILES = {"first_screen_commands": "first_screen"}
+FILES = {"first_screen_commands": "first_screen", "residuals": "simulated"}
 # Every other table has the name of the file with its results.
 DOCUMENTS: dict[str, dict[str, Callable[[list[dict[str, Any]]], str]]] = {
     "README.md": {
@@ -60,6 +60,7 @@ DOCUMENTS: dict[str, dict[str, Callable[[list[dict[str, Any]]], str]]] = {
     "docs/gpu.md": {"gpu": table_of_gpu},
     "docs/mistakes.md": {"mistakes": table_of_mistakes},
     "docs/simulator.md": {"simulated": table_of_simulated},
+    "dpcore/tools/simulate/residuals.py": {"residuals": figures_of_residuals},
 }
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Sequence
 from itertools import combinations
 from typing import Any
 
 from benchmarks.harness.figures import source
-from benchmarks.harness.simulated_cells import ALL, OWN, Cell, judged
+from benchmarks.harness.simulated_cells import ACROSS, ALL, OWN, Cell, judged
+from dpcore.tools.records import ROOT
 
 CLEAR = 0.05  # schedules of a column that differ by more have an order
 
@@ -33,7 +35,7 @@ def table_of_simulated(records: list[dict[str, Any]]) -> str:
         asked, false = orders(list(cells.values()))
         pairs += asked
         wrong += false
-    said = [said_of_errors(all_cells), said_of_orders(pairs, wrong)]
+    said = [said_of_errors(all_cells), said_of_kinds(all_cells), said_of_orders(pairs, wrong)]
     return "\n".join([*lines, "", *said, "", source("simulated", records, "../")]) + "\n"
 
 
@@ -58,6 +60,17 @@ def said_of_errors(cells: Sequence[Cell]) -> str:
     )
 
 
+def said_of_kinds(cells: Sequence[Cell]) -> str:
+    """Between which shares nine of ten errors lie, of schedules of two kinds."""
+    said = []
+    for kind, is_across in (("within a step", False), ("across steps", True)):
+        errors = sorted(c.error for c in cells if c.counts and (c.contender in ACROSS) is is_across)
+        if errors:
+            low, high = (errors[round(share * (len(errors) - 1))] for share in (0.05, 0.95))
+            said.append(f"{low:+.1%} and {high:+.1%} {kind}")
+    return f"Nine of ten lie between {', between '.join(said)}."
+
+
 def said_of_orders(pairs: int, wrong: Sequence[str]) -> str:
     said = f"Of {pairs} pairs of schedules in a column that differ by more than {CLEAR:.0%}, "
     if not wrong:
@@ -77,3 +90,28 @@ def orders(cells: Sequence[Cell]) -> tuple[int, list[str]]:
                 f"{_short(one.contender)} and {_short(other.contender)} ({one.model}, {one.place})"
             )
     return asked, wrong
+
+
+def figures_of_residuals(records: list[dict[str, Any]]) -> str:
+    """What ``dpcore/tools/simulate/residuals.py`` holds: of errors, what the page says."""
+    page = (ROOT / "docs/simulator.md").read_text(encoding="utf-8")
+    (said,) = re.findall(r"^Nine of ten lie .*$", page, re.MULTILINE)
+    shares = [f"{float(share) / 100:.3f}" for share in re.findall(r"[-+][0-9.]+(?=%)", said)]
+    calibrations = [record["processors"] for record in records]
+    lines = [f"    {name!r}: {apart:.2f}," for name, apart in _apart(calibrations).items()]
+    text = (
+        f"WITHIN = {shares[0]}, {shares[1]}\nACROSS = {shares[2]}, {shares[3]}\n"
+        "CALIBRATIONS = {\n" + "\n".join(lines) + "\n}\n# "
+    )
+    return text.replace("'", '"')
+
+
+def _apart(calibrations: Sequence[dict[str, float]]) -> dict[str, float]:
+    """By constant that all of them have: half of the range, as a share of its middle."""
+    names = [name for name in calibrations[0] if all(name in each for each in calibrations)]
+    found = {name: [each[name] for each in calibrations] for name in names}
+    return {
+        name: (max(values) - min(values)) / (max(values) + min(values))
+        for name, values in found.items()
+        if name not in ("cores", "ranks")
+    }

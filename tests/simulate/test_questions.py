@@ -6,9 +6,10 @@ import pytest
 
 from dpcore.__main__ import main
 from dpcore.base.link import Speed
-from dpcore.tools.simulate import Gradients
+from dpcore.tools.simulate import Gradients, Processors
 from dpcore.tools.simulate.links import Links
 from dpcore.tools.simulate.questions import candidates, interval, on_ranks, until
+from dpcore.tools.simulate.residuals import CALIBRATIONS, measured_between
 from dpcore.tools.simulate.training import predict
 from tests.command_line import status_of
 
@@ -91,21 +92,52 @@ def test_an_interval_comes_from_recorded_steps_or_from_jitter():
     def once(seconds):
         return Gradients([1 << 20], [0], [seconds], [0.02], [[0.02]]).on(2)
 
+    def again(work, links, processors):
+        return predict(work, links, processors=processors)
+
+    def within(low_ms, high_ms):
+        return tuple(pytest.approx(ms, abs=1e-3) for ms in measured_between(low_ms, high_ms, False))
+
     links = Links.of(Speed(1.25e8, 1e-3))
     work = once(0.01)
     first = predict(work, links)
-    assert interval(work, links, first, predict).source.startswith("one step alone")
+    alone = interval(work, links, first, again)
+    assert (alone.low_ms, alone.high_ms) == within(first.step_ms, first.step_ms)
+    assert alone.source == CELLS
     object.__setattr__(work, "spread", (once(0.011), once(0.013)))
-    found = interval(work, links, first, predict)
-    assert (found.low_ms, found.source) == (
-        first.step_ms,
-        "the shortest and longest of 2 recorded steps",
-    )
-    assert found.high_ms == pytest.approx(first.step_ms + 3)
+    found = interval(work, links, first, again)
+    assert (found.low_ms, found.high_ms) == within(first.step_ms, first.step_ms + 3)
+    assert found.source == f"the shortest and longest of 2 recorded steps, {CELLS}"
     varying = Links.of(Speed(1.25e8, 1e-3, jitter=5e-4))
-    found = interval(once(0.01), varying, first, predict)
-    assert found.low_ms < found.high_ms
-    assert found.source == "jitter and loss"
+    found = interval(once(0.01), varying, first, again)
+    assert found.high_ms - found.low_ms > alone.high_ms - alone.low_ms
+    assert found.source == f"jitter and loss, {CELLS}"
+
+
+CELLS = "what nine of ten measured cells were off"
+
+
+def test_an_interval_takes_in_other_calibrations():
+    """Where what they measure is all that takes time: an operation in memory."""
+    work = Gradients([1 << 24], [0], [0.0], [0.0], [[0.0]]).on(2)
+    processors = Processors(memory_operation=1e-6, fused_byte=1e-9)
+    first = predict(work, Links.memory(), processors=processors)
+
+    def again(work, links, processors):
+        return predict(work, links, processors=processors)
+
+    found = interval(work, Links.memory(), first, again, processors)
+    share = CALIBRATIONS["fused_byte"]
+    low_ms, high_ms = first.step_ms * (1 - share), first.step_ms * (1 + share)
+    ends = measured_between(low_ms, high_ms, across=False)
+    assert (found.low_ms, found.high_ms) == pytest.approx(ends, rel=1e-3)
+    assert found.source == f"other calibrations, {CELLS}"
+
+
+def test_nine_of_ten_runs_lie_around_a_prediction():
+    for across in (False, True):
+        low_ms, high_ms = measured_between(100.0, 110.0, across)
+        assert low_ms <= 100 < 110 <= high_ms
 
 
 def test_candidates_are_what_can_be_chosen():

@@ -56,8 +56,10 @@ def run(options: argparse.Namespace) -> int:
         for algorithm in options.algorithm[: 1 if text == "oracle" else None]
     ]
 
-    def predicted(one: Asked, work: Gradients, links: Links) -> Prediction:
-        return predict(work, links, one.schedule, one.bucket_cap_mb, one.algorithm, processors)
+    def predicted(
+        one: Asked, work: Gradients, links: Links, costs: Processors = processors
+    ) -> Prediction:
+        return predict(work, links, one.schedule, one.bucket_cap_mb, one.algorithm, costs)
 
     lines: list[dict[str, Any]] = []
     given = _links_of(options)
@@ -77,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
             if options.best:
                 found = _different(sorted(found, key=lambda pair: pair[1].step_ms))
             ranges = [
-                interval(work, links, one, partial(predicted, question))
+                interval(work, links, one, partial(predicted, question), processors)
                 for question, one in (found[:_SHOWN] if options.best else found)
             ]
             predictions = [one for _, one in found][: len(ranges)]
@@ -196,12 +198,10 @@ def _print_table(predictions: Sequence[Prediction], ranges: Sequence[Interval]) 
     from rich.table import Table
 
     console = Console(highlight=False)
-    table = Table(box=None)
-    columns: tuple[str, ...]
-    columns = ("schedule", "algorithm", "cap MiB", "buckets", "step ms", "exposed ms", "of bound")
-    any_varies = any(within.low_ms < within.high_ms for within in ranges)
-    if any_varies:
-        columns = (*columns[:5], "from to", *columns[5:])
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    columns = (
+        "schedule", "algorithm", "cap MiB", "buckets", "step ms", "from to", "exposed", "of bound",
+    )  # fmt: skip
     for number, column in enumerate(columns):
         table.add_column(column, justify="left" if number < 2 else "right")
     for line, within in zip(predictions, ranges, strict=True):
@@ -212,7 +212,7 @@ def _print_table(predictions: Sequence[Prediction], ranges: Sequence[Interval]) 
             _caps_of(line),
             str(line.buckets),
             short(line.step_ms),
-            *[varies] * any_varies,
+            varies,
             short(line.exposed_ms),
             f"{line.step_ms / line.bound_ms:.2f}" if line.bound_ms else "–",
         )

@@ -1,6 +1,6 @@
 """Questions that take many predictions: how sure one is, what is best, how many ranks pay.
 
-interval(...)   from the least to the most that the recording's steps, or jitter, make of a step
+interval(...)   from the least to the most that a step may take
 candidates(...) schedules, caps and algorithms, of which one is the best for a link
 until(...)      how many ranks keep an efficiency
 """
@@ -15,12 +15,13 @@ from dpcore.reference.launches import ACROSS_STEPS
 from dpcore.tools.simulate.classes import MANY
 from dpcore.tools.simulate.gradients import Gradients
 from dpcore.tools.simulate.links import Links
+from dpcore.tools.simulate.processors import Processors
+from dpcore.tools.simulate.residuals import measured_between, varied
 from dpcore.tools.simulate.training import Prediction
 
 MOST_RANKS = 4096
 _MEASURED_RANKS = 8  # beyond, no prediction was compared with a run
 _SEEDS = 4  # of a link's jitter and loss
-_NO_SOURCE = "one step alone, since the link does not vary"
 _CAPS_MB = (1.0, 4.0, 25.0)
 _SCHEDULES = ("bucketed", "sequential", *ACROSS_STEPS)
 _ALGORITHMS = ("two_shot", "ring")
@@ -63,23 +64,28 @@ def interval(
     work: Gradients,
     links: Links,
     predicted: Prediction,
-    again: Callable[[Gradients, Links], Prediction],
+    again: Callable[..., Prediction],
+    processors: Processors = Processors.free(),  # noqa: B008
 ) -> Interval:
-    """``again(work, links)`` predicts the same for another step of the recording, or other random
-    numbers. What the model itself gets wrong is not in it."""
+    """``again(work, links, processors)`` predicts the same for another step of the recording, other
+    random numbers, or costs of another calibration. Around all of that lies what the model was off
+    in the cells of ``docs/simulator.md``."""
     by_length = sorted(work.spread, key=lambda step: step.compute_seconds)
     ends = [by_length[0], by_length[-1]] if by_length else []
-    steps = [again(each, links).step_ms for each in ends]
-    seeds: list[float] = []
+    steps = [again(each, links, processors) for each in ends]
+    seeds: list[Prediction] = []
     if links.inter.jitter or links.inter.loss:
         others = [replace(links.inter, seed=links.inter.seed + n) for n in range(1, 1 + _SEEDS)]
-        seeds = [again(work, replace(links, inter=other)).step_ms for other in others]
-    sources = [f"the shortest and longest of {len(work.spread)} recorded steps"] * bool(steps) + [
-        "jitter and loss"
-    ] * bool(seeds)
-    all_of_them = [predicted.step_ms, *steps, *seeds]
-    source = " and ".join(sources) or _NO_SOURCE
-    return Interval(min(all_of_them), max(all_of_them), source)
+        seeds = [again(work, replace(links, inter=other), processors) for other in others]
+    costs: list[Prediction] = []
+    if not processors.is_free:
+        costs = [again(work, links, varied(processors, times)) for times in (-1, 1)]
+    sources = [f"the shortest and longest of {len(work.spread)} recorded steps"] * bool(steps)
+    sources += ["jitter and loss"] * bool(seeds) + ["other calibrations"] * bool(costs)
+    sources += ["what nine of ten measured cells were off"]
+    found = [one.step_ms for one in (predicted, *steps, *seeds, *costs)]
+    low, high = measured_between(min(found), max(found), predicted.schedule in ACROSS_STEPS)
+    return Interval(round(low, 3), round(high, 3), ", ".join(sources))
 
 
 def candidates(work: Gradients) -> list[Asked]:
