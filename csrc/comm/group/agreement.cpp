@@ -1,0 +1,215 @@
+// The rules of agreement.h, in the order in which a rank asks itself.
+#include "comm/group/agreement.h"
+
+#include <algorithm>
+
+namespace dpcore {
+namespace {
+
+Ballot here_in(uint32_t round, Ballot ballot) {
+  ballot.round = round;
+  ballot.stage = Stage::here;
+  ballot.proposer = -1;
+  ballot.members = {};
+  return ballot;
+}
+
+class Rules {
+ public:
+  Rules(int rank, const BallotView& seen) : rank_(rank), seen_(seen), own_(ballot(rank)) {
+    allowed_ = RankSet::first(world());
+    for (int r = 0; r < world(); ++r) {
+      if (ballot(r).stage != Stage::silent) {
+        allowed_.keep(ballot(r).bound);
+      }
+    }
+  }
+
+  Move move() const {
+    if (!allowed_.has(rank_)) {
+      return {MoveKind::out, {}, rank_that_excludes_this_one()};
+    }
+    return own_.stage == Stage::met ? after_meeting() : before_meeting();
+  }
+
+ private:
+  int world() const { return static_cast<int>(seen_.ballots.size()); }
+  const Ballot& ballot(int r) const { return seen_.ballots[static_cast<size_t>(r)]; }
+  bool is_gone(int r) const { return r != rank_ && (seen_.dead.has(r) || seen_.away.has(r)); }
+  bool is_here(int r) const {
+    return !is_gone(r) && ballot(r).round == own_.round && ballot(r).stage == Stage::here;
+  }
+  // Whether r has met, in this round, what this proposer proposed.
+  bool has_met(int r, int proposer) const {
+    const Ballot& its = ballot(r);
+    return its.round == own_.round && its.proposer == proposer && its.stage >= Stage::met;
+  }
+  // Whether r can't meet any more what this proposer proposed in this round.
+  bool is_lost_for(int r, int proposer) const {
+    const Ballot& its = ballot(r);
+    return is_gone(r) || its.round > own_.round ||
+           (its.round == own_.round && its.stage >= Stage::met && its.proposer != proposer);
+  }
+  template <class Is>
+  bool any_member(const RankSet& members, Is&& is) const {
+    for (int r = 0; r < world(); ++r) {
+      if (r != rank_ && members.has(r) && is(r)) {
+        return true;
+      }
+    }
+    return false;
+  }
+
+  int rank_that_excludes_this_one() const {
+    for (int r = 0; r < world(); ++r) {
+      if (ballot(r).stage != Stage::silent && !ballot(r).bound.has(rank_)) {
+        return r;
+      }
+    }
+    return -1;
+  }
+
+  Move say_here(uint32_t round) const { return {MoveKind::say, here_in(round, own_)}; }
+
+  // Of a round that is over, and the ranks that are further still say which is next.
+  Move try_again(const RankSet& members) const {
+    uint32_t round = own_.round + 1;
+    for (int r = 0; r < world(); ++r) {
+      if (members.has(r) && !is_gone(r)) {
+        round = std::max(round, ballot(r).round);
+      }
+    }
+    return say_here(round);
+  }
+
+  Move after_meeting() const {
+    const int proposer = own_.proposer;
+    const RankSet& members = own_.members;
+    if (seen_.lapses > 0 || any_member(members, [&](int r) { return is_lost_for(r, proposer); })) {
+      return try_again(members);
+    }
+    if (any_member(members, [&](int r) { return !has_met(r, proposer); })) {
+      return {};
+    }
+    Ballot ballot = own_;
+    ballot.stage = Stage::went_on;
+    ballot.bound = members;
+    return {MoveKind::go_on, ballot};
+  }
+
+  Move before_meeting() const {
+    uint32_t newest = own_.round;
+    for (int r = 0; r < world(); ++r) {
+      const Stage stage = ballot(r).stage;
+      if (allowed_.has(r) && !is_gone(r) && (stage == Stage::here || stage == Stage::met)) {
+        newest = std::max(newest, ballot(r).round);
+      }
+    }
+    if (newest > own_.round) {
+      return say_here(newest);
+    }
+    // A rank proposes beside a lower one only when it has given that one up, so it is the later
+    // proposal that has the wider view.
+    for (int r = world() - 1; r >= 0; --r) {
+      const Ballot& its = ballot(r);
+      if (its.proposer == r && its.round == own_.round && !is_gone(r)) {
+        return answer(r);
+      }
+    }
+    return propose();
+  }
+
+  Move answer(int proposer) const {
+    const RankSet& members = ballot(proposer).members;
+    if (!members.has(rank_)) {  // it takes this rank for gone: it goes on without, or tries again
+      return own_.proposer == rank_ ? say_here(own_.round) : Move{};
+    }
+    if (any_member(members, [&](int r) { return is_lost_for(r, proposer); })) {
+      return try_again(members);
+    }
+    return {MoveKind::meet, {}, proposer};
+  }
+
+  Move propose() const {
+    RankSet together;
+    bool is_any_missing = false;
+    std::vector<int> lower;  // which should propose
+    for (int r = 0; r < world(); ++r) {
+      if (r == rank_ || (allowed_.has(r) && is_here(r))) {
+        together.add(r);
+        if (r < rank_) {
+          lower.push_back(r);
+        }
+      } else if (allowed_.has(r) && !is_gone(r)) {
+        is_any_missing = true;
+      }
+    }
+    // The first lapse gives up those that have not come, each later one the lowest that came and
+    // proposes nothing.
+    const auto given_up = static_cast<size_t>(std::max(0, seen_.lapses - 1));
+    if (given_up < lower.size() || (is_any_missing && seen_.lapses == 0)) {
+      return {};
+    }
+    for (const int r : lower) {
+      together.remove(r);
+    }
+    RankSet living = RankSet::first(world());
+    for (int r = 0; r < world(); ++r) {
+      if (seen_.dead.has(r)) {
+        living.remove(r);
+      }
+    }
+    if (!may_go_on(together, living)) {
+      // A rank that left may still turn out to be dead.
+      return {seen_.lapses == 0 ? MoveKind::wait : MoveKind::too_few};
+    }
+    Ballot ballot = own_;
+    ballot.proposer = rank_;
+    ballot.members = together;
+    return {MoveKind::say, ballot};
+  }
+
+  int rank_;
+  const BallotView& seen_;
+  const Ballot& own_;
+  RankSet allowed_;
+};
+
+}  // namespace
+
+bool may_go_on(const RankSet& together, const RankSet& living) {
+  const int twice = 2 * together.count();
+  return twice > living.count() || (twice == living.count() && together.has(living.lowest()));
+}
+
+Ballot arrive(const Ballot& before, int rank, const BallotView& seen) {
+  Ballot ballot = before;
+  if (before.stage == Stage::silent) {
+    ballot.bound = RankSet::first(static_cast<int>(seen.ballots.size()));
+  }
+  if (before.stage == Stage::went_on) {
+    ballot.past = before.round;
+  }
+  uint32_t round = before.round + 1;
+  for (int r = 0; r < static_cast<int>(seen.ballots.size()); ++r) {
+    const Ballot& its = seen.ballots[static_cast<size_t>(r)];
+    if (r != rank && its.stage == Stage::here && ballot.bound.has(r)) {
+      round = std::max(round, its.round);
+    }
+  }
+  return here_in(round, ballot);
+}
+
+Ballot another_round(const Ballot& own) { return here_in(own.round + 1, own); }
+
+Ballot met(const Ballot& own, const Ballot& proposal) {
+  Ballot ballot = own;
+  ballot.stage = Stage::met;
+  ballot.proposer = proposal.proposer;
+  ballot.members = proposal.members;
+  return ballot;
+}
+
+Move next_move(int rank, const BallotView& seen) { return Rules(rank, seen).move(); }
+
+}  // namespace dpcore
