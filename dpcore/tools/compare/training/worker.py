@@ -344,7 +344,7 @@ def some_rank(comm: Any, found: Sequence[Any]) -> bool:
 
 def begin_alike(module: torch.nn.Module, comm: Any) -> None:
     """All ranks with rank 0's weights, whatever a contender does about them."""
-    for parameter in module.parameters():
+    for parameter in module.parameters() if comm.world_size > 1 else ():
         value = parameter.detach().contiguous()
         comm.broadcast(value, 0)
         parameter.detach().copy_(value)
