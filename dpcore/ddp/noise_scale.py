@@ -23,6 +23,7 @@ default one step of ten is measured.
 from __future__ import annotations
 
 import math
+import warnings
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -70,13 +71,17 @@ class GradientNoiseScale:
         self._hook: Any = None
         self._reducer: Any = None
         self._begin: int | None = None  # the reducer's number of the first step within the block
+        self._why_not = ""  # nothing more is measured, where it says why
 
     # ---- what can be read --------------------------------------------------------------------
 
     @property
     def value(self) -> float:
-        """``tr(S) / |G|^2``, in samples. ``inf`` if the noise hides the gradient."""
+        """``tr(S) / |G|^2``, in samples. ``inf`` if the noise hides the gradient, ``nan`` if this
+        model cannot be measured."""
         self._take()
+        if self._why_not and not self._steps:
+            return math.nan
         noise, gradient = (math.fsum(values) for values in zip(*self._steps, strict=True))
         return max(0.0, noise / gradient) if gradient > 0 else math.inf
 
@@ -84,6 +89,8 @@ class GradientNoiseScale:
     def interval(self) -> tuple[float, float]:
         """The 95% confidence interval of the value."""
         self._take()
+        if self._why_not and not self._steps:
+            return math.nan, math.nan
         noise, gradient = zip(*self._steps, strict=True)
         return ratio_interval(noise, gradient)
 
@@ -101,12 +108,16 @@ class GradientNoiseScale:
 
     def __repr__(self) -> str:
         if self.steps == 0:
-            return "gradient noise scale: no step was measured yet"
+            why = self._why_not or "no step was measured yet"
+            return f"gradient noise scale: {why}"
         low, high = self.interval
         dropped = f", {self._dropped} dropped" if self._dropped else ""
+        value = self.value
+        hidden = ", whose noise hides the gradient" if value == math.inf else ""
+        stopped = f"; it ended there: {self._why_not}" if self._why_not else ""
         return (
-            f"gradient noise scale {self.value:.4g} samples (95%: {low:.4g} to {high:.4g}), "
-            f"{self.steps} steps{dropped}"
+            f"gradient noise scale {value:.4g} samples (95%: {low:.4g} to {high:.4g}), "
+            f"{self.steps} steps{dropped}{hidden}{stopped}"
         )
 
     # ---- what measures -----------------------------------------------------------------------
@@ -120,43 +131,70 @@ class GradientNoiseScale:
                 "gradient_noise_scale: this model is being measured already; leave that block first"
             )
         self._reducer, self._begin = model._reducer, None
+        self._why_not = why_not(model)
+        if self._why_not:
+            self._give_up(self._why_not)
+            return self
         model.__dict__["_noise_scale"] = self
         self._hook = model.register_forward_pre_hook(self._before_forward, with_kwargs=True)
         return self
 
     def __exit__(self, kind: Any, *_: Any) -> None:
-        self._hook.remove()
-        self._hook = None
-        self._model.__dict__["_noise_scale"] = None
+        self._stop()
         if kind is None:
             self._take(needs_one=False)
+
+    def _stop(self) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+            self._model.__dict__["_noise_scale"] = None
+
+    def _give_up(self, why: str) -> None:
+        """Training goes on without being measured."""
+        self._stop()
+        self._why_not = why
+        warnings.warn(f"gradient_noise_scale measures nothing more: {why}", stacklevel=4)
 
     def _before_forward(self, model: Any, inputs: Any, kwargs: Any) -> None:
         if not torch.is_grad_enabled():
             return
         if model._join_config.enable:
-            raise Unsupported(
-                "gradient_noise_scale within join(): ranks without inputs have no gradient of "
-                "their own; measure before, or in whole epochs"
+            self._give_up(
+                "within join(), ranks without inputs have no gradient of their own; measure "
+                "before, or in whole epochs"
             )
+            return
         samples = self._samples(inputs, kwargs)
+        if samples == 0:
+            self._give_up(
+                "the model's inputs hold no tensor whose first dimension is the batch; say how "
+                "many samples a forward takes on a rank, batch_size=32"
+            )
+            return
         before = self._accumulated
         alone = model.group.world_size == 1
         number, is_due = self._of_this_step(model._reducer)
-        if not before:
-            _check_gradients_are_new(model)
-        elif is_due and alone and len(before) == 1:
+        if not before and _has_old_gradients(model):
+            self._give_up(
+                "the gradients of the last step are still there, and those of this step would be "
+                "added to them; call optimizer.zero_grad() in each step, and accumulate with "
+                "model.no_sync()"
+            )
+            return
+        if before and is_due and alone and len(before) == 1:
             self._first = _squared_norm(model._parameters_by_number)
         if not model.require_backward_grad_sync:
             before.append(samples)
             return
         batches, self._accumulated = [*before, samples], []
         if alone and len(batches) == 1:
-            raise Error(
-                "gradient_noise_scale in a world of one: a step has one gradient, and two batch "
-                "sizes are needed. Accumulate two or more batches a step with model.no_sync(), or "
-                "train on several ranks"
+            self._give_up(
+                "in a world of one, a step has one gradient, and two batch sizes are needed. "
+                "Accumulate two or more batches a step with model.no_sync(), or train on several "
+                "ranks"
             )
+            return
         if is_due:
             first = Square(self._first, 1 / batches[0]) if alone else None
             self._of_step[number] = (len(batches), first)
@@ -179,10 +217,7 @@ class GradientNoiseScale:
         for tensor in tensors_in([inputs, kwargs]):
             if tensor.dim() > 0 and len(tensor) > 0:
                 return len(tensor)
-        raise Error(
-            "gradient_noise_scale: the model's inputs hold no tensor whose first dimension is the "
-            "batch; say how many samples a forward takes on a rank, batch_size=32"
-        )
+        return 0
 
     def _take(self, needs_one: bool = True) -> None:
         """Takes the norms that the reducer has measured since the last call."""
@@ -199,7 +234,7 @@ class GradientNoiseScale:
                 self._steps.append(result)
             else:
                 self._dropped += 1
-        if needs_one and not self._steps:
+        if needs_one and not self._steps and not self._why_not:
             raise Error(
                 "gradient_noise_scale: no step was measured yet; run forward and backward of the "
                 "model within the block"
@@ -212,15 +247,10 @@ def _squared_norm(parameters: Sequence[torch.Tensor]) -> float:
     return math.fsum(float(norm) ** 2 for norm in norms)
 
 
-def _check_gradients_are_new(model: Any) -> None:
-    """Raises if gradients were not zeroed. Checks only the smallest parameter, which is cheap."""
+def _has_old_gradients(model: Any) -> bool:
+    """Whether gradients were not zeroed. Looks only at the smallest parameter, which is cheap."""
     smallest = min(model._parameters_by_number, key=torch.Tensor.numel)
-    if smallest.grad is not None and bool(smallest.grad.any()):
-        raise Error(
-            "gradient_noise_scale: the gradients of the last step are still there, and those of "
-            "this step would be added to them; call optimizer.zero_grad() in each step, and "
-            "accumulate with model.no_sync()"
-        )
+    return smallest.grad is not None and bool(smallest.grad.any())
 
 
 def gradient_noise_scale(
@@ -232,7 +262,8 @@ def gradient_noise_scale(
 ) -> GradientNoiseScale:
     """Measures the gradient noise scale of the steps of ``model`` within the block, on all ranks.
 
-    Two ranks are needed, or accumulation with ``model.no_sync()``. The loss is a mean over the
+    Two ranks are needed, or accumulation with ``model.no_sync()``. Where something is missing, a
+    warning says what, training goes on, and the value is nan. The loss is a mean over the
     batch; gradients are zeroed or dropped in each step.
 
     ``window``      the number of latest measured steps in the value; by default all.
@@ -259,30 +290,28 @@ def gradient_noise_scale(
             raise Unsupported(
                 f"gradient_noise_scale: {name}={number!r}: it must be a whole number, at least 1"
             )
-    _check_model(model)
     return GradientNoiseScale(model, window, every, batch_size)
 
 
-def _check_model(model: Any) -> None:
+def why_not(model: Any) -> str:
+    """Why this model cannot be measured; "" if it can."""
     if model._across is not None:
-        raise Unsupported(
-            f"gradient_noise_scale with schedule='{model.schedule}': its gradients go on under the "
-            "next forward; measure with schedule='bucketed'"
+        return (
+            f"under schedule='{model.schedule}' no rank has the mean of all gradients at the end "
+            "of a step; measure with schedule='bucketed'"
         )
     if not model._reducer.is_exact:
-        raise Unsupported(
-            f"gradient_noise_scale with schedule='{model.schedule}': it averages nothing"
-        )
+        return f"schedule='{model.schedule}' averages nothing"
     if model._delayed is not None:
-        raise Unsupported(
-            "gradient_noise_scale with delay_all_reduce_named_params: their gradients are in no "
-            "bucket; measure without"
+        return (
+            "gradients of delay_all_reduce_named_params are in no bucket; measure without that "
+            "argument"
         )
     sparse = comes_sparse(model.module, model._parameters_by_number)
     if any(sparse):
         trained = trained_parameters(model.module, model.parameters_to_ignore)
         name = trained[list(sparse).index(True)][0]
-        raise Unsupported(
-            f"gradient_noise_scale: the gradient of {name} is sparse, and in no bucket; make the "
-            "layer with sparse=False"
+        return (
+            f"the gradient of {name} is sparse, and in no bucket; make the layer with sparse=False"
         )
+    return ""
