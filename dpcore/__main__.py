@@ -69,6 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_calibrate(commands)
     _add_inspect(commands)
     _add_show(commands)
+    _add_advise(commands)
     _add_simulate(commands)
     _add_doctor(commands)
     _add_compare(commands)
@@ -169,6 +170,7 @@ def _add_show(commands: Commands) -> None:
         help="a file of dpcore.trace, or files or a folder of torch.profiler; several runs are "
         "compared. Or the name of an algorithm",
     )
+    show.set_defaults(advice="dpcore.tools.advise.advice")
     show.add_argument("--html", type=Path, metavar="FILE", help="the page (default: TRACE.html)")
     types.add(show, "--world", said="one, for an algorithm; default: 4")
     types.add(show, "--collective", said="one, for an algorithm; default: all_reduce, if it has it")
@@ -184,6 +186,36 @@ def _add_show(commands: Commands) -> None:
     )
     show.add_argument("--open", action="store_true", help="open the page in the browser")
     types.add(show, "--json", said="no page unless --html asks for it")
+
+
+def _add_advise(commands: Commands) -> None:
+    advise = _command(
+        commands,
+        "advise",
+        "dpcore.tools.advise.command",
+        description="Says what to change in a run of torch DDP or of dpcore, in order of gain.",
+        epilog=help_texts.ADVISE,
+    )
+    advise.add_argument(
+        "run",
+        type=Path,
+        nargs="+",
+        help="traces, as dpcore show takes them, or a model as my.py:make, which is recorded",
+    )
+    types.add(advise, "--world", said="of a model; default: 2")
+    advise.add_argument(
+        "--stack",
+        type=types.stacks,
+        metavar="NAMES",
+        help="what trains a model: torch, dpcore, or both with a comma (default: torch)",
+    )
+    advise.add_argument(
+        "--expect",
+        type=types.link,
+        metavar="LINK",
+        help="what the network should carry, such as 10gbit",
+    )
+    types.add(advise, "--json", said="an entry per run")
 
 
 def _add_simulate(commands: Commands) -> None:

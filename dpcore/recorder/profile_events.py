@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dpcore.recorder.file import DEVICE_TRACK, Event
 from dpcore.recorder.profile_cpu import Operation, bytes_of, exposed_on_cpu, operations_on_cpu
+from dpcore.recorder.profile_facts import ProfileFacts, facts_of
 from dpcore.recorder.profile_file import Profile
 from dpcore.recorder.profile_gpu import Launches, exposed_on_gpu, kernels_of, operations_on_gpu
 from dpcore.recorder.profile_passes import (
@@ -46,6 +47,7 @@ class RankProfile:
     layouts: list[Layout]
     gradients: list[tuple[str, int]]
     knows_calls: bool = True
+    facts: ProfileFacts = field(default_factory=ProfileFacts)
 
     @property
     def operations(self) -> list[Event]:
@@ -59,7 +61,8 @@ class RankProfile:
     def moved(self, by_ns: int) -> RankProfile:
         """The same at later times."""
         steps = [Step(s.number, s.begin_ns + by_ns, s.end_ns + by_ns) for s in self.steps]
-        return replace(self, events=[event.moved(by_ns) for event in self.events], steps=steps)
+        events = [event.moved(by_ns) for event in self.events]
+        return replace(self, events=events, steps=steps, facts=self.facts.moved(by_ns))
 
 
 def rank_profile(profile: Profile) -> RankProfile:
@@ -106,6 +109,7 @@ def rank_profile(profile: Profile) -> RankProfile:
         layouts=layouts,
         gradients=named,
         knows_calls=on_gpu or any(op.launch_ns < op.begin_ns for op in operations),
+        facts=facts_of(profile, forwards_of(profile), [*communicate, *compute] if on_gpu else []),
     )
 
 

@@ -159,8 +159,17 @@ def _link(text: str) -> str:
     return found[0]
 
 
+def _stacks(text: str) -> list[str]:
+    found = _names(text)
+    if wrong := next((name for name in found if name not in ("torch", "dpcore")), ""):
+        raise ValueError(f"{wrong!r} trains no model here; write torch, dpcore or torch,dpcore")
+    return list(dict.fromkeys(found))
+
+
 worlds = _listed(whole(1, MOST_RANKS, " of ranks"))
 links = typed(_links)
+link = typed(_link)
+stacks = typed(_stacks)
 share = typed(_share)
 names = typed(_names)
 process = whole(1, 1 << 22, " of a process")
@@ -178,8 +187,8 @@ _GRAMMAR: dict[str, tuple[str, dict[str, Any]]] = {
         "1gbit,50us or none, several with commas",
         {"type": links, "metavar": "LINKS"},
     ),
-    "--intra": ("one link", {"type": typed(_link), "metavar": "LINK"}),
-    "--inter": ("one link", {"type": typed(_link), "metavar": "LINK"}),
+    "--intra": ("one link", {"type": link, "metavar": "LINK"}),
+    "--inter": ("one link", {"type": link, "metavar": "LINK"}),
     "--schedule": (_SCHEDULES, {"type": names, "metavar": "NAMES"}),
     "--algorithm": (
         "algorithms, also file.py:function, with commas",

@@ -12,10 +12,10 @@ I train
   inspect    what a rank is doing that runs or hangs, and which one holds it up
 I study overlap
   show       a page, a picture and tables of a trace, also of torch's profiler
+  advise     what to change in a run of torch DDP or dpcore, in order of gain
   simulate   a prediction of a step over another link, with another schedule
 I teach or learn
-  exercise   write all-reduce, DDP and ZeRO yourself, and have them checked
-  show ring  a page that steps through an algorithm
+  exercise   write all-reduce and DDP yourself; `show ring` steps through one
 I compare
   demo       torch DDP and dpcore train a model: which wins, and why
   compare    the same for your model, or libraries with a collective
@@ -114,6 +114,27 @@ columns of --csv:
   phase            reduce_scatter or all_gather, where a bucket has several phases
 """
 
+ADVISE = """\
+examples:
+  dpcore advise log/*.pt.trace.json             torch DDP: what torch.profiler wrote, all ranks
+  dpcore advise log                             the same, by their folder
+  dpcore advise run.json                        a run that dpcore.trace recorded
+  dpcore advise log --expect 10gbit             with what the network should carry
+  dpcore advise my.py:make --world 2            records steps of a model, as dpcore compare takes it
+  dpcore advise my.py:make --stack torch,dpcore
+  dpcore advise --json log | jq '.[0].findings[0].change'
+
+The first line names the cause with most to gain, or says "Nothing to gain here." Each finding says
+what was seen, what a step may gain, and the line to change. A gain is a bound, the most that can be
+gained, unless it says that the simulator gave it. Record several steps on every rank, with
+record_shapes=True, which tells how large buckets and batches are. "Could be tried" changes what is
+computed or how the program is written; nothing is wrong without it.
+
+causes: straggler, unequal batches, data loading, oversubscribed threads, tiny buckets, one giant
+bucket, first bucket late, gradients at the end, unused parameters searched, copies out of buckets,
+slow link, latency, GPU-CPU synchronisation, schedule.
+"""
+
 DOCTOR = """\
 examples:
   dpcore doctor
@@ -154,6 +175,8 @@ Where to begin:
                                           the same for a model of your own
   see a run of torch    dpcore show log/*.pt.trace.json
                                           what torch.profiler wrote, of all ranks
+                        dpcore advise log/*.pt.trace.json
+                                          why it is slow, and what to change
   see a training run    change one import of a script for torch DDP,
                             from dpcore import DistributedDataParallel
                         and let it write what each rank did and waited for:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dpcore.base.user_code import names_code, place_of
@@ -50,7 +51,8 @@ def run(options: argparse.Namespace) -> int:
     elif only_data:
         print(*(f"wrote {path}" for path in written), sep="\n")
     else:
-        _print_tables(runs, figures, written)
+        advice = importlib.import_module(options.advice)  # which reads runs by modules of this room
+        _print_tables(runs, figures, written, advice.lines_of)
     if options.open and page is not None:
         _open(page)
     return 0
@@ -114,7 +116,10 @@ def _print_json(figures: Sequence[RunFigures]) -> None:
 
 
 def _print_tables(
-    runs: Sequence[Run], figures: Sequence[RunFigures], written: Sequence[Path]
+    runs: Sequence[Run],
+    figures: Sequence[RunFigures],
+    written: Sequence[Path],
+    advice_lines: Callable[[Run], Sequence[str]],
 ) -> None:
     from rich.console import Console
 
@@ -130,5 +135,8 @@ def _print_tables(
             console.print(f"it ended with {trace.error}", style="red", markup=False, soft_wrap=True)
         console.print()
         print_tables(console, trace, numbers)
+        for line in advice_lines(trace):
+            console.print(line, markup=False, soft_wrap=True)
+        console.print()
     for path in written:
         console.print(f"wrote {path}", markup=False, soft_wrap=True)

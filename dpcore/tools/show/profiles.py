@@ -113,6 +113,7 @@ def _rank(profile: RankProfile) -> RankEvents:
     pairs = [(event, lanes.get(index, 0)) for index, event in enumerate(profile.events)]
     events = rank_events(profile.rank, pairs)
     events.steps = [(step.begin_ns, step.end_ns) for step in profile.steps]
+    events.host, events.facts = profile.host, profile.facts
     return events
 
 

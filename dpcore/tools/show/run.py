@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dpcore.recorder.file import Event
+from dpcore.recorder.profile_facts import ProfileFacts
 
 
 @dataclass
@@ -32,6 +33,8 @@ class RankEvents:
     wait_lanes: list[int] = field(default_factory=list)
     steps: list[tuple[int, int]] = field(default_factory=list)
     dropped: int = 0
+    host: str = ""
+    facts: ProfileFacts | None = None  # of a file of torch's profiler
 
     @property
     def end_ns(self) -> int:

@@ -1,0 +1,38 @@
+"""What ``dpcore advise`` says: a cause, its evidence, what it may gain, and what to change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+BOUND, SIMULATOR, RERUN = "bound", "simulator", "rerun"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """``cause``: its name. ``says``: a sentence. ``evidence``: numbers of the run. Of a step,
+    between ``low_ms`` and ``high_ms`` are gained; ``basis`` says how that is known: a bound, which
+    is the most that can be gained, or the simulator. ``trades``: it changes what is computed, so
+    nothing is wrong without it."""
+
+    cause: str
+    says: str
+    evidence: str
+    high_ms: float
+    change: str
+    low_ms: float = 0.0
+    basis: str = BOUND
+    why: str = ""  # what the gain is computed from
+    trades: bool = False
+
+    def gain(self, step_ms: float) -> str:
+        """In words."""
+        share = f"{min(1.0, self.high_ms / step_ms):.0%} of a step" if step_ms > 0 else "of a step"
+        if self.low_ms > 0:
+            ms = f"{_ms(self.low_ms)} to {_ms(self.high_ms)} ms, up to {share}"
+        else:
+            ms = f"at most {_ms(self.high_ms)} ms, {share}"
+        return f"{ms} ({self.basis}: {self.why})" if self.why else f"{ms} ({self.basis})"
+
+
+def _ms(value: float) -> str:
+    return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
