@@ -10,6 +10,8 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Protocol
 
+from dpcore.base.machine import machine
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -84,7 +86,7 @@ def groups_of_models() -> list[Communicator]:
 
 
 def facts_of(comm: Communicator) -> dict[str, Any]:
-    """Entries for ``otherData``: ``backend``, ``transport``, ``link`` and ``models``.
+    """Entries for ``otherData``: ``machine``, ``backend``, ``transport``, ``link`` and ``models``.
 
     ``link``: the description of an emulated link, else "".
     ``models``: for each model over ``comm`` or a group that shares its origin: names and bytes of
@@ -98,11 +100,21 @@ def facts_of(comm: Communicator) -> dict[str, Any]:
     described = dict((_recorded or {}).get(id(family), (family, {}))[1])
     described.update({model._model_group.traced_as: _describe(model) for model in mine})
     return {
+        "machine": machine_of(comm.hosts.count(comm.hosts[comm.rank])),
         "backend": comm.backend,
         "transport": comm.transport,
         "link": comm._link,
         "models": [described[number] for number in sorted(described)],
     }
+
+
+def machine_of(local_ranks: int) -> dict[str, Any]:
+    """The machine, with the threads of torch in this rank and the ranks that share the host, where
+    that is known."""
+    import torch
+
+    known = {"local_ranks": local_ranks} if local_ranks else {}
+    return {**machine(), "threads": torch.get_num_threads(), **known}
 
 
 def _describe(model: Traced) -> dict[str, Any]:

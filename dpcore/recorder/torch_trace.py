@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from dpcore.errors import Error
+from dpcore.recorder.facts import machine_of
 from dpcore.recorder.file import RankRecord, unix_minus_monotonic
 from dpcore.recorder.profile_clocks import align, wait_for_the_last
 from dpcore.recorder.profile_events import RankProfile, described, rank_profile
@@ -129,6 +130,7 @@ class ProfilerTrace(Trace):
         if len(names) == len(gradients):
             gradients = [(name, size) for name, (_, size) in zip(names, gradients, strict=True)]
         return {
+            "machine": machine_of(int(os.environ.get("LOCAL_WORLD_SIZE", "0"))),  # of torchrun
             "backend": self._comm.backend,
             "transport": self._comm.transport,
             "link": "",

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 
 import dpcore
 from benchmarks.harness.sleeping import layers
@@ -153,3 +154,23 @@ def test_a_model_is_recorded(tmp_path, monkeypatch, capsys, stack):
     out = said(capsys, "mine.py:make", "--stack", stack)
     assert out.startswith(f"mine.py:make by {stack}: 2 ranks of ")
     assert "1. straggler: Rank 0 computes longer" in out, out
+
+
+def crowd(comm, path):
+    torch.set_num_threads(64)
+    train(comm, path, [0.01, 0.01], [1000] * 4)
+
+
+def test_threads_that_share_processors_are_counted_in_a_trace_of_dpcore(tmp_path, capsys):
+    path = tmp_path / "run.json"
+    dpcore.spawn(crowd, 2, path)
+    machine = json.loads(path.read_text())["otherData"]["machine"]
+    assert (machine["threads"], machine["local_ranks"]) == (64, 2)
+    machine["processors"] = 4
+    content = json.loads(path.read_text())
+    content["otherData"]["machine"] = machine
+    path.write_text(json.dumps(content))
+    out = said(capsys, path)
+    assert "1. oversubscribed threads: " in out, out
+    assert "2 ranks with 64 threads each share 4 processors" in out
+    assert "OMP_NUM_THREADS=2 in front of the command" in out
