@@ -421,6 +421,17 @@ class StreamCommunicator(Communicator):
     def paths(self) -> dict[str, int]:
         """How often operations took which path, where there are several."""
 
+    def watch(self, on: bool, /) -> None:
+        """Records events of streams, for `sums`."""
+
+    def mark(self) -> int:
+        """What is recorded from here on comes after it."""
+
+    def sums(self, after: int, until: int, /) -> tuple[int, ...] | None:
+        """Of the step between two marks, in ns: until the next one begins to compute, computing,
+        exposed, communication. None while the device is not done with it; empty where it is lost.
+        """
+
     def messages(
         self, messages: Sequence[tuple[bool, Any, int]], timeout: float, asynchronous: bool, /
     ) -> StreamWork | None:

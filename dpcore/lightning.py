@@ -39,7 +39,7 @@ except ModuleNotFoundError as missing:
 
 from dpcore.ddp.data_parallel import DataParallel
 from dpcore.ddp.monitor import Monitor, monitor
-from dpcore.errors import Unsupported
+from dpcore.errors import Error, Unsupported
 from dpcore.recorder.step_figures import numbers_of
 
 __all__ = ["DpcoreFabricStrategy", "DpcoreStrategy", "OverlapMonitor"]
@@ -162,8 +162,7 @@ class OverlapMonitor(Callback):
     What steps cost goes to the trainer's loggers as ``dpcore/exposed_ms`` and so on, or, where it
     has none, to stdout. ``log_every_n_steps``: by default that of the trainer. ``to``: another
     place for them, as in ``dpcore.monitor``. A training that ends before its first line gets one
-    at its end. Where it can't measure (on a GPU, or under another strategy), it says so and trains
-    on.
+    at its end. Where it can't measure, as under another strategy, it says so and trains on.
     """
 
     def __init__(self, log_every_n_steps: int | None = None, to: Any = None) -> None:
@@ -173,7 +172,9 @@ class OverlapMonitor(Callback):
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         try:
             self.monitor = self._begin(trainer)
-        except Unsupported as problem:
+        except Error as problem:
+            if type(problem) not in (Error, Unsupported):
+                raise  # of a rank that has died, say, and of training as well
             rank_zero_warn(f"OverlapMonitor measures nothing: {problem}")
 
     def _begin(self, trainer: Any) -> Monitor:

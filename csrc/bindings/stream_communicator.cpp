@@ -128,6 +128,18 @@ py::tuple stop_device_trace(PyStreamCommunicator& comm) {
   return recording_of(events, dropped + dropped_of_device, comm.core->host_trace());
 }
 
+// See device_trace.h: None where the device is not done with it yet, and an empty tuple where it is
+// lost.
+py::object sums_between(PyStreamCommunicator& comm, uint64_t after, uint64_t until) {
+  const auto sums = comm.core->trace().sums(after, until);
+  if (!sums) {
+    return py::none();
+  }
+  return sums->is_lost
+             ? py::tuple(0)
+             : py::make_tuple(sums->step, sums->compute, sums->exposed, sums->communication);
+}
+
 // (process, has descriptors, has ipc) of each rank.
 std::string memory_of(const std::vector<std::tuple<uint64_t, bool, bool>>& ranks,
                       const std::string& wish) {
@@ -187,6 +199,9 @@ void register_stream_communicator(py::module_& m) {
       .def_property_readonly("control", control_of)
       .def("start_trace", start_trace)
       .def("stop_trace", stop_device_trace)
+      .def("watch", [](PyStreamCommunicator& c, bool on) { c.core->trace().watch(on); })
+      .def("mark", [](PyStreamCommunicator& c) { return c.core->trace().mark(); })
+      .def("sums", sums_between)
       .def_property_readonly("library",
                              [](const PyStreamCommunicator& c) { return c.core->describe(); })
       .def("paths", [](PyStreamCommunicator& c) { return c.core->paths(); })

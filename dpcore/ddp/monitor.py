@@ -12,17 +12,24 @@ Nothing is traced. The reducer keeps sums of times and bytes (csrc/reducer/backw
 step_figures.h). They are read before each forward, and a step's figures are the differences.
 Between two lines ranks send nothing. For a line each rank sends the medians of its steps, 11
 numbers, in an all-reduce that overlaps the step; the line is printed in the next step.
+
+On a GPU times are those of events in its streams (csrc/cuda/device/device_trace.h). A step counts
+once the GPU is done with it, which is asked at each forward and never waited for. A group of torch
+or an MPI library does not say when its operations run there: lines then have the time of a step on
+the host and its bytes alone.
 """
 
 from __future__ import annotations
 
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 
+from dpcore.comm.communicators.protocol import capabilities_of
 from dpcore.ddp.data_parallel import DataParallel
 from dpcore.ddp.torch_face import dynamo
 from dpcore.ddp.wrapper.module_state import digest_of
@@ -56,6 +63,74 @@ class _Moment(NamedTuple):
         )
 
 
+class _HostSteps:
+    """The steps of a model as the host sees them, which on the CPU is all there is to see."""
+
+    def __init__(self, model: Any, knows_times: bool = True) -> None:
+        self._model, self.knows_times = model, knows_times
+        self._before: _Moment | None = None
+
+    def ended(self) -> tuple[int, list[Step]]:
+        """Called before each forward: the number of backwards, and the steps that have ended."""
+        model = self._model
+        of_module = model._model_group.waited_ns
+        now, before = _Moment(time.monotonic_ns(), of_module, *model._reducer.sums()), self._before
+        if before is not None and now.backwards == before.backwards:
+            return now.backwards, []  # no backward followed the forward
+        self._before = now
+        if before is None or now.backwards <= 1:  # the first one makes the memory
+            return now.backwards, []
+        step = now.step_since(before)
+        return now.backwards, [
+            step if self.knows_times else Step(step.step_ms, 0, 0, 0, step.bytes)
+        ]
+
+    def forward_begins(self) -> None:
+        """The host needs no event."""
+
+
+class _DeviceSteps:
+    """The same by events of a device: the steps that it is done with, some forwards later."""
+
+    def __init__(self, model: Any) -> None:
+        self._reducer, self._native = model._reducer, model.group._native
+        self._native.watch(True)
+        self._before: tuple[int, int, int] | None = None  # backwards, bytes, mark
+        self._in_flight: deque[tuple[int, int, int]] = deque(maxlen=_MOST_WINDOW)
+
+    def ended(self) -> tuple[int, list[Step]]:
+        """See ``_HostSteps``."""
+        backwards, _, _, _, sent = self._reducer.sums()
+        before = self._before
+        if before is None or backwards != before[0]:
+            self._before = (backwards, sent, self._native.mark())
+            if before is not None and backwards > 1:
+                self._in_flight.append((before[2], self._before[2], sent - before[1]))
+        steps = []
+        while self._in_flight:
+            after, until, size = self._in_flight[0]
+            if (sums := self._native.sums(after, until)) is None:
+                break
+            self._in_flight.popleft()
+            if sums:  # else a trace has taken the events over
+                step, compute, exposed, communication = (ns * 1e-6 for ns in sums)
+                steps.append(Step(step, compute, exposed, communication, float(size)))
+        return backwards, steps
+
+    def forward_begins(self) -> None:
+        """Marks it in the stream; the reducer marks the last gradient."""
+        self._reducer.backward_begins()
+
+    def __del__(self) -> None:
+        self._native.watch(False)
+
+
+def _steps_of(model: Any) -> _HostSteps | _DeviceSteps:
+    if capabilities_of(model.group).core and hasattr(model.group._native, "sums"):
+        return _DeviceSteps(model)
+    return _HostSteps(model, knows_times=model.device_type == "cpu")
+
+
 class Monitor:
     """The result of ``monitor``. It works until ``close()``, or until the end of its block."""
 
@@ -65,9 +140,10 @@ class Monitor:
         self._model: Any = model
         self._every, self._tell = every, tell
         window = min(max(every, _LEAST_WINDOW), _MOST_WINDOW)
-        self._steps: deque[tuple[_Moment, _Moment]] = deque(maxlen=window)  # when each began, ended
+        self._steps: deque[Step] = deque(maxlen=window)
         self._pending: tuple[Any, torch.Tensor, int] | None = None
         self._notes_told = 0
+        self._taken_at = -1  # number of backwards
         self.last: dict[str, Any] | None = None
         """The figures of the last line, on every rank."""
         self.lines = 0
@@ -80,7 +156,7 @@ class Monitor:
         """Starts over with a new reducer: the model was wrapped, or refreshed."""
         self._reducer = self._model._reducer
         self._reducer.watch(True)
-        self._before: _Moment | None = None
+        self._source = _steps_of(self._model)
         self._line_at: int = self._reducer.sums()[0] + min(_FIRST_LINE, self._every)
 
     # ---- while it trains ---------------------------------------------------------------------
@@ -94,19 +170,18 @@ class Monitor:
         backwards = self._note_step()
         if not model._join_config.enable:
             self._exchange_when_due(backwards)
+        self._source.forward_begins()
 
     def _note_step(self) -> int:
-        """Records the step that has ended, as two moments. Returns the number of backwards."""
+        """Keeps the steps that have ended. Returns the number of backwards."""
         if self._model._reducer is not self._reducer:
             self._begin()
-        of_module = self._model._model_group.waited_ns
-        now, before = _Moment(time.monotonic_ns(), of_module, *self._reducer.sums()), self._before
-        if before is None or now.backwards != before.backwards:  # a backward followed the forward
-            if before is not None and now.backwards > 1:  # not the first, which makes the memory
-                self._steps.append((before, now))
-            self._before = now
+        backwards, ended = self._source.ended()
+        self._steps.extend(ended)
+        if backwards != self._taken_at:
+            self._taken_at = backwards
             self._take()
-        return now.backwards
+        return backwards
 
     def _exchange_when_due(self, backwards: int) -> None:
         """Exchanges the medians if a line is due. All ranks call it before the same synchronised
@@ -119,15 +194,13 @@ class Monitor:
         self._take(wait=True)
         self.lines += 1
         group = self._model._model_group
-        steps = [end.step_since(begin) for begin, end in self._steps]
-        own = torch.tensor(summary(steps), dtype=torch.float64)
+        own = torch.tensor(summary(list(self._steps)), dtype=torch.float64)
         if group.world_size == 1:
             self._say(step, own.unsqueeze(0))
             return
         rows = torch.zeros(group.world_size, len(own), dtype=torch.float64)
         rows[group.rank] = own
-        work = group.all_reduce(rows.view(-1), "sum", async_op=True, content=_CONTENT)
-        self._pending = work, rows, step
+        self._pending = *_sum(self._model, rows, async_op=True), step
 
     def _take(self, wait: bool = False) -> None:
         """Prints or passes on the line whose exchange is complete."""
@@ -147,6 +220,12 @@ class Monitor:
         self.last = figures_of(step, [RankSteps(*row) for row in rows.tolist()], new)
         if self._model.group.rank == 0:
             self._tell(self.last)
+
+    @property
+    def _knows_times(self) -> bool:
+        """Whether lines have exposed time and overlap. Not for a group on a GPU that keeps its
+        times to itself."""
+        return not isinstance(self._source, _HostSteps) or self._source.knows_times
 
     # ---- for the program ---------------------------------------------------------------------
 
@@ -172,6 +251,7 @@ class Monitor:
     def _end(self) -> None:
         self._hook.remove()
         self._reducer.watch(False)
+        self._source = _HostSteps(None)
         vars(self._model).pop("_monitor", None)
         self._model = self._pending = None
 
@@ -231,15 +311,18 @@ def monitor(
             f"monitor: log_every_n_steps={every!r}: it must be a whole number, at least 1"
         )
     tell = teller_of(to)
-    if model.device_type != "cpu":
-        raise Unsupported(
-            f"monitor: the gradients of this model are on {model.device_type}, whose work the "
-            "host's clock does not see; use dpcore.trace() for some steps"
-        )
     if vars(model).get("_monitor") is not None:
         raise Error("monitor: this model has a monitor already; close that one first")
     _check_alike(model, every)
-    return Monitor(model, every, tell)
+    made = Monitor(model, every, tell)
+    if not made._knows_times and model.group.rank == 0:
+        warnings.warn(
+            f"monitor: {model.backend} does not say when its operations run on "
+            f"{model.device_type}, so lines have the time of a step and its bytes, and neither "
+            "exposed time nor overlap; for these, wrap the model with comm=dpcore.init()",
+            stacklevel=2,
+        )
+    return made
 
 
 def teller_of(to: Any) -> Callable[[dict[str, Any]], Any]:
@@ -263,13 +346,26 @@ def _add_scalars(writer: Any, figures: dict[str, Any]) -> None:
         writer.add_scalar(name, value, figures["step"])
 
 
+def _sum(model: Any, rows: torch.Tensor, async_op: bool) -> tuple[Any, torch.Tensor]:
+    """The work, and the tensor that has the sum over ranks when it is complete. Communicators for
+    GPUs have one for the host beside them, so that no stream is involved."""
+    on_host = getattr(model.group, "_on_host", model.group)
+    if on_host is not model.group:
+        layout = _CONTENT ^ model._model_group.tag
+        return on_host.all_reduce(rows.view(-1), "sum", async_op=async_op, layout=layout), rows
+    rows = rows.to(model.device)
+    group = model._model_group
+    return group.all_reduce(rows.view(-1), "sum", async_op=async_op, content=_CONTENT), rows
+
+
 def _check_alike(model: Any, every: int) -> None:
     """Raises if ranks differ, since they would then exchange lines in different steps."""
     backwards = model._reducer.sums()[0]
     here = [every, backwards]
-    both = torch.tensor([*here, *(-value for value in here)], dtype=torch.int64)
-    model._model_group.all_reduce(both, "max", async_op=False, content=_CONTENT)
-    most, least = both[:2].tolist(), (-both[2:]).tolist()
+    rows = torch.zeros(model.group.world_size, 2, dtype=torch.float64)
+    rows[model.group.rank] = torch.tensor(here, dtype=torch.float64)
+    _, rows = _sum(model, rows, async_op=False)
+    most, least = ([int(value) for value in of] for of in (rows.amax(0), rows.amin(0)))
     if most != least:
         raise Mismatch(
             f"monitor: rank {model.group.rank} wants a line every {every} steps after step "

@@ -180,7 +180,7 @@ def line_of(figures: dict[str, Any]) -> str:
         )
     if figures["slow"]:
         text += f"; {figures['slow']}"
-    elif len(figures["ranks"]) > 1:
+    elif len(figures["ranks"]) > 1 and figures["compute_ms"] > 0:
         text += f"; compute differs by {figures['skew']:.0%}, no rank is slow"
     return "; note: ".join([text, *figures["notes"]])
 

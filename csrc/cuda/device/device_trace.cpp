@@ -14,6 +14,7 @@ namespace {
 // The host sees an event some time after it has happened; the shortest time of these counts.
 constexpr int kLooksForZero = 9;
 constexpr auto kNap = std::chrono::microseconds(100);
+constexpr size_t kWatched = 4096;  // spans: some steps of a model with many buckets
 
 }  // namespace
 
@@ -34,6 +35,11 @@ void DeviceTrace::start(size_t capacity) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const DeviceGuard here(*device_);
   find_zero();
+  is_traced_ = true;
+  begin_ring(capacity);
+}
+
+void DeviceTrace::begin_ring(size_t capacity) {
   capacity_ = std::max<size_t>(capacity, 1);
   last_before_ = last_;
   for (Entry& entry : ring_) {
@@ -148,8 +154,11 @@ void DeviceTrace::moment(const TraceEvent& what, Device::Stream stream) {
   });
 }
 
-void DeviceTrace::waits(Span span, Device::Stream stream) {
+void DeviceTrace::waits(Span span, Device::Stream stream, bool by_host) {
   while_recording(stream, [&] {
+    if (by_host && is_traced_) {
+      return;
+    }
     if (Entry* entry = find(span); entry != nullptr && !entry->waited) {
       record(entry->wait_begins, stream);
       entry->waited = true;
@@ -161,8 +170,9 @@ void DeviceTrace::waits(Span span, Device::Stream stream) {
 
 std::vector<TraceEvent> DeviceTrace::stop(uint64_t* dropped,
                                           const std::function<bool()>& gives_up) {
-  recording_.store(false);
   const std::lock_guard<std::mutex> lock(mutex_);
+  is_traced_ = false;
+  recording_.store(is_watched_);
   const DeviceGuard here(*device_);
   const uint64_t taken = last_ - last_before_;
   *dropped = taken > capacity_ ? taken - capacity_ : 0;
@@ -199,6 +209,70 @@ std::vector<TraceEvent> DeviceTrace::stop(uint64_t* dropped,
     }
   }
   return found;
+}
+
+// ---- while it is watched ---------------------------------------------------------------------
+
+void DeviceTrace::watch(bool on) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  is_watched_ = on;
+  if (on && !recording()) {
+    begin_ring(kWatched);
+  } else if (!is_traced_) {
+    recording_.store(on);
+  }
+}
+
+DeviceTrace::Span DeviceTrace::mark() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return last_;
+}
+
+const DeviceTrace::Entry* DeviceTrace::first_compute(Span after, Span until, bool ended) {
+  for (Span span = after + 1; span <= until; ++span) {
+    const Entry* entry = find(span);
+    if (entry != nullptr && entry->what.kind == EventKind::compute && entry->ended >= ended) {
+      return entry;
+    }
+  }
+  return nullptr;
+}
+
+std::optional<DeviceTrace::Sums> DeviceTrace::sums(Span after, Span until) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const DeviceGuard here(*device_);
+  const Entry* step = first_compute(after, until, true);  // others had no backward
+  if (step == nullptr || after < last_before_) {
+    return Sums{.is_lost = true};
+  }
+  const Entry* next = first_compute(until, last_, false);
+  if (next == nullptr || !device_->has_happened(next->begins) ||
+      !device_->has_happened(step->ends)) {
+    return std::nullopt;
+  }
+  const auto at = [&](Device::Event event) { return device_->elapsed_ns(step->begins, event); };
+  const int64_t computes_until = at(step->ends);
+  Sums sums{.step = at(next->begins), .compute = computes_until};
+  for (Span span = after + 1; span <= until; ++span) {
+    const Entry* entry = find(span);
+    if (entry == nullptr) {
+      return Sums{.is_lost = true};
+    }
+    if (entry->what.kind != EventKind::operation || !entry->ended) {
+      continue;
+    }
+    if (!device_->has_happened(entry->ends)) {
+      return std::nullopt;
+    }
+    const int64_t end = at(entry->ends);
+    sums.communication += std::max<int64_t>(end - at(entry->begins), 0);
+    if (entry->waited) {
+      const int64_t begin = at(entry->wait_begins);
+      sums.exposed += std::max<int64_t>(end - begin, 0);
+      sums.compute -= std::max<int64_t>(std::min(end, computes_until) - begin, 0);
+    }
+  }
+  return sums;
 }
 
 }  // namespace dpcore

@@ -7,6 +7,10 @@
 // has seen (the zero) maps them to the host's clock. The clocks drift apart, so short traces are
 // more exact.
 //
+// For dpcore.monitor it is watched instead: it records without an end, and sums() says what a step
+// took once the device is done with it, without waiting for that. A trace that begins meanwhile
+// takes the ring over; steps of then are lost.
+//
 // Memory: events are made as they are needed, up to the capacity, and used again; the oldest spans
 // are overwritten and counted. Threads: any may add; a mutex, which no thread takes unless a
 // trace is recorded. start() and stop() wait for the device, and for no longer than they are told
@@ -17,6 +21,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "comm/group/trace.h"
@@ -42,12 +47,28 @@ class DeviceTrace {
   // left out; those that the ring had no room for are counted.
   std::vector<TraceEvent> stop(uint64_t* dropped, const std::function<bool()>& gives_up);
 
+  // What a step took, in nanoseconds. `step`: until the next one began to compute.
+  struct Sums {
+    bool is_lost = false;
+    int64_t step = 0;
+    int64_t compute = 0;  // without waits
+    int64_t exposed = 0;
+    int64_t communication = 0;
+  };
+  void watch(bool on);
+  // Spans from here on are later than those before.
+  Span mark();
+  // Of the spans between two marks, of which the first to compute is the step's. Empty while the
+  // device is not done with them. Never waits.
+  std::optional<Sums> sums(Span after, Span until);
+
   // `what`: name, kind, number and bytes. All three do nothing while a graph is captured.
   Span begin(const TraceEvent& what, Device::Stream stream);
   void end(Span span, Device::Stream stream);
   void moment(const TraceEvent& what, Device::Stream stream);
-  // From here on the stream waits for the end of the span.
-  void waits(Span span, Device::Stream stream);
+  // From here on the stream waits for the end of the span. `by_host`: the thread itself does, in
+  // place of a stream of its own; a trace has that from the host.
+  void waits(Span span, Device::Stream stream, bool by_host = false);
 
  private:
   struct Entry {
@@ -63,6 +84,7 @@ class DeviceTrace {
 
   template <class Note>
   void while_recording(Device::Stream stream, Note note);
+  void begin_ring(size_t capacity);
   void find_zero();
   size_t place_of(Span span) const {
     return static_cast<size_t>(span - last_before_ - 1) % capacity_;
@@ -70,11 +92,14 @@ class DeviceTrace {
   Entry& take(const TraceEvent& what);
   Entry* find(Span span);
   void record(Device::Event& event, Device::Stream stream);
+  const Entry* first_compute(Span after, Span until, bool ended);
   int64_t time_of(Device::Event event) { return zero_ns_ + device_->elapsed_ns(zero_, event); }
 
   std::shared_ptr<Device> device_;
   double patience_s_;
   std::atomic<bool> recording_{false};
+  bool is_traced_ = false;
+  bool is_watched_ = false;
   std::mutex mutex_;
   std::vector<Entry> ring_;
   size_t capacity_ = 0;

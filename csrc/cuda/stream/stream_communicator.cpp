@@ -271,6 +271,7 @@ bool StreamCommunicator::wait_for_stream(std::unique_lock<std::mutex>& calls, in
 
 void StreamCommunicator::order(const Work& work, Device::Stream current) {
   if (device_->is_caller(current)) {
+    trace().waits(work->traced, current, true);
     wait(work, 0, options_.interrupt);
     return;
   }
