@@ -473,6 +473,19 @@ def plan_buckets(
 ) -> list[list[int]]:
     """Which gradients travel together, as dpcore.reference.buckets has it."""
 
+class WarmMemory:
+    """Until it is closed, torch's large blocks on the CPU come from a pool (csrc/tensors)."""
+
+    def close(self) -> None:
+        """Once is enough."""
+
+def warm_memory_figures() -> dict[str, int]:
+    """Whether the pool is_on; bytes used, kept, and used at most; blocks so far that were warm, and
+    mapped."""
+
+def end_warm_window() -> None:
+    """What the pool has not needed in this window goes back, as the clock has it every seconds."""
+
 class Reducer:
     """Averages gradients while backward makes them. DataParallel is its face."""
 

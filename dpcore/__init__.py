@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from dpcore.ddp.noise_scale import GradientNoiseScale, gradient_noise_scale
     from dpcore.ddp.overlap import Overlap, measure_overlap
     from dpcore.ddp.torch_face.comm_hooks import compose_comm_hooks
+    from dpcore.ddp.warm_memory import warm_memory
     from dpcore.ddp.wrapper.launch_control import LaunchControl
     from dpcore.ddp.wrapper.launch_schedule import LaunchSchedule
     from dpcore.functions import (
@@ -90,6 +91,7 @@ _HOMES = {
     "dpcore.ddp.wrapper.launch_control": "LaunchControl",
     "dpcore.ddp.wrapper.launch_schedule": "LaunchSchedule",
     "dpcore.ddp.overlap": "Overlap measure_overlap",
+    "dpcore.ddp.warm_memory": "warm_memory",
     "dpcore.ddp.torch_face.comm_hooks": "compose_comm_hooks",
     "dpcore.functions": "all_gather all_reduce all_to_all barrier broadcast gather recv reduce "
     "reduce_scatter scatter send",
@@ -170,6 +172,7 @@ __all__ = [
     "send",
     "spawn",
     "trace",
+    "warm_memory",
     "write_flight_record",
 ]
 

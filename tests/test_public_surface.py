@@ -214,6 +214,7 @@ calls = {
     "pipeline_plan": lambda: dp.pipeline_plan("1F1B", stages=2, microbatches=4),
     "finalize": lambda: dp.finalize(),
     "spawn": lambda: dp.spawn(spawned, 1, mode="threads"),
+    "warm_memory": lambda: dp.warm_memory().__enter__(),
 }
 kinds = (dp.Communicator, dp.DataParallel, dp.LaunchControl, dp.LaunchSchedule, dp.Overlap)
 kinds += (dp.BackendOptions, dp.MpiCommunicator, dp.TorchCommunicator)

@@ -22,7 +22,7 @@ UNITS: dict[str, tuple[str, ...]] = {
         "bindings/module.cpp",
         "bindings/reducer.cpp",
         "bindings/torch_backend.cpp",
-        "tensors",
+        "tensors/tensor_memory.cpp",
     ),
     "bindings_calls": (
         "bindings/collectives.cpp",

@@ -21,6 +21,7 @@ void register_work(py::module_& m);
 void register_stream_communicator(py::module_& m);
 void register_inspect(py::module_& m);
 void register_launch_control(py::module_& m);
+void register_warm_memory(py::module_& m);
 void register_reducer(py::module_& m);
 void register_network(py::module_& m);
 void register_torch_backend(py::module_& m);
@@ -73,6 +74,7 @@ PYBIND11_MODULE(_C, m) {
   register_stream_communicator(m);
   register_inspect(m);
   register_launch_control(m);
+  register_warm_memory(m);
   register_reducer(m);
   register_torch_backend(m);
   register_quick_method(m);
