@@ -85,14 +85,16 @@ class Guard:
 
         members = {"wait": staticmethod(wait), "is_lent": reducer.whole_buckets > 0}
         self._kind = type("GradientInParts", (GradientInParts,), members)
-        self._deferred: dict[int, torch.Tensor] = {}
+        # By number: a tensor that is held here would be copied before the next backward fills its
+        # part of the bucket.
+        self._deferred: set[int] = set()
 
     def __call__(self, in_flight: bool) -> bool:
         if in_flight:
-            self._deferred = {}
+            self._deferred = set()
             for number, parameter in enumerate(self._parameters):
                 if parameter.grad is not None:
-                    self._deferred[number] = parameter.grad
+                    self._deferred.add(number)
                     parameter.grad.__class__ = self._kind
         return True
 
