@@ -711,6 +711,18 @@ class Reducer:
     def completed(self) -> int:
         """Steps."""
 
+    @property
+    def early_gradients(self) -> int:
+        """Gradients of the last step that left while a compiled backward was running."""
+
+    @property
+    def compiled_gradients(self) -> int:
+        """Gradients that compiled backwards delivered, early or not, in the last step that was
+        looked at: each until the buckets are rebuilt, then the one after look_again()."""
+
+    def look_again(self) -> None:
+        """Counts compiled_gradients in the next backward."""
+
     def rebuild(self, order: Sequence[int], caps: Sequence[int]) -> None:
         """Plans the buckets anew for gradients that arrive in this order, with these caps from now
         on, or none for those that were."""

@@ -372,6 +372,9 @@ void register_reducer(py::module_& m) {
       .def_property_readonly("is_graph_static", &Reducer::is_graph_static)
       .def_property_readonly("used_counts", &Reducer::used_counts)
       .def_property_readonly("completed", &Reducer::completed_iterations)
+      .def_property_readonly("early_gradients", &Reducer::early_gradients)
+      .def_property_readonly("compiled_gradients", &Reducer::compiled_gradients)
+      .def("look_again", &Reducer::look_again)
       .def("rebuild", &Reducer::rebuild, py::arg("order"), py::arg("caps"), NoGil())
       .def("use_schedule",
            [](Reducer& reducer, const py::object& schedule) {

@@ -55,6 +55,7 @@ Reducer::Reducer(std::vector<Gradient> gradients, std::vector<std::vector<size_t
       callbacks_(std::move(callbacks)),
       norms_(communicator_, device_of(gradients_), settings_.tag),
       copier_(gradients_, buckets_, communicator_, settings_.grad_is_part),
+      computed_(gradients_.size()),
       used_(gradients_.size(), communicator_, device_of(gradients_)),
       words_(settings_.finds_mistakes, communicator_, device_of(gradients_), gradients_),
       trace_(communicator_, settings_.traced_as, settings_.profiled_as),
@@ -364,6 +365,7 @@ void Reducer::open(bool again) {
   record_.arrival_ns.clear();
   undefined_.clear();
   sparse_.clear();
+  computed_.begin_iteration();
   iteration_.stepped = false;
   next_launch_ = 0;
   oldest_launched_ = 0;

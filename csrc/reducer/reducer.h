@@ -18,6 +18,7 @@
 //
 //   reducer.cpp            forward opens a step, and its last bucket ends it; how buckets are made
 //   reducer_backward.cpp   a gradient, from autograd's hook until its bucket is ready
+//   reducer_compiled.cpp   a gradient that a compiled backward announces while it runs
 //   reducer_launch.cpp     a bucket, from its launch to the end of its last phase: LaunchControl
 //
 // Memory: the reducer owns buckets. `parameter.grad` is a part of one from the first gradient on,
@@ -39,6 +40,7 @@
 #include <vector>
 
 #include "reducer/backward/autograd_hooks.h"
+#include "reducer/backward/computed_gradients.h"
 #include "reducer/backward/static_graph.h"
 #include "reducer/backward/step_figures.h"
 #include "reducer/backward/step_record.h"
@@ -213,6 +215,12 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
     return settings_.finds_mistakes && !hook_ && communicator_->finds_not_finite();
   }
   const NotFiniteGradient* not_finite() const { return not_finite_.of(iteration_.completed); }
+  // Gradients that were averaged while a compiled backward ran, in the last iteration; and those
+  // that compiled backwards delivered, early or not, in the last iteration that was looked at: the
+  // first ones, until the buckets are rebuilt, and the one after look_again().
+  size_t early_gradients() const { return computed_.count(); }
+  size_t compiled_gradients() const { return from_compiled_; }
+  void look_again() { looks_at_compiled_ = true; }
   // How gradients came into buckets and results out of them.
   const GradientCopier::Counts& copies() const { return copier_.counts(); }
   // When the parts of the step that runs, or ran last, happened, and what follows from that.
@@ -224,6 +232,8 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
  private:
   // GradientListener
   void gradient_ready(size_t i, const at::Tensor& incoming) override;
+  bool gradient_computed(size_t i, const at::Tensor& value) override;
+  bool is_taken(size_t i, const at::Tensor& delivered) override;
   void refuse_tracing() override;
 
   // LaunchControl
@@ -278,6 +288,8 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
 
   // Backward
   bool is_expected() const;
+  bool may_be_taken(size_t i, const at::Tensor& value) const;
+  void look_at_compiled();
   void accumulate(size_t i);
   void take(size_t i);
   void arrive(size_t i);
@@ -344,6 +356,9 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   GradientNorms norms_;
   FirstNotFinite not_finite_;
   GradientCopier copier_;
+  ComputedGradients computed_;
+  size_t from_compiled_ = 0;  // gradients of the last backward that was looked at
+  bool looks_at_compiled_ = true;
   UsedMap used_;
   StepRecord record_;
   StepSums sums_;

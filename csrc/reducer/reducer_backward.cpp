@@ -26,6 +26,9 @@ namespace {
 }  // namespace
 
 void Reducer::gradient_ready(size_t i, const at::Tensor& incoming) {
+  if (computed_.was_dropped(i)) {
+    return;  // it has arrived: reducer_compiled.cpp
+  }
   if (!is_expected()) {
     accumulate(i);
     return;
@@ -173,6 +176,10 @@ void Reducer::end_of_backward() {
     return;
   }
   try {
+    if (looks_at_compiled_) {
+      look_at_compiled();
+      looks_at_compiled_ = !rebuilt_;
+    }
     const bool records = static_graph_ && static_graph_->is_recording();
     if (records) {
       arrive_as_recorded();

@@ -27,6 +27,7 @@ from dpcore import _C
 from dpcore.comm.communicators.protocol import capabilities_of, check_open, core_of
 from dpcore.ddp.across_steps.across_steps import STEP_ADVICE, AcrossSteps, FlushedBefore, listen
 from dpcore.ddp.check import every_from_variable
+from dpcore.ddp.compiled import tracing
 from dpcore.ddp.mistakes.not_finite import FiniteBuffers
 from dpcore.ddp.mistakes.observer import Observer
 from dpcore.ddp.mistakes.reports import Reports, mode_of
@@ -241,6 +242,7 @@ class DataParallel(FlushedBefore, TorchSurface):
         self._check_every = every_from_variable()
         # Ranks that are threads share torch's class, and would see each other's models there.
         self._is_seen_by_dynamo = getattr(self.group, "transport", "") != "inproc"
+        self._graphs = tracing.Graphs()
         self._mixed: MixedPrecision | None = None
         if self.mixed_precision is not None:
             self._mixed = MixedPrecision(
@@ -337,7 +339,9 @@ class DataParallel(FlushedBefore, TorchSurface):
             return self._across.run(lambda: run(*inputs, **kwargs), synchronised)
         if not self._is_seen_by_dynamo:
             return run(*inputs, **kwargs)
-        # torch.compile of the inner module splits its graph at our bucket boundaries.
+        if dynamo.knows_us:
+            run = tracing.seen_by_dynamo(run)
+        # dynamo asks for it when it compiles: compiled/tracing.py.
         before = DistributedDataParallel._active_ddp_module
         DistributedDataParallel._active_ddp_module = self
         try:

@@ -123,17 +123,6 @@ def test_an_import_that_another_thread_has_begun(monkeypatch):
     assert not dynamo.knows_us  # the next forward tries again
 
 
-def test_one_graph_for_the_wrapped_model_is_refused():
-    """As by torch DDP: what happens around forward is no part of a graph."""
-
-    def body(comm):
-        run = torch.compile(dpcore.DataParallel(nn.Linear(4, 2)), backend="eager", fullgraph=True)
-        with pytest.raises(RuntimeError, match="fullgraph=True found no compiled frames"):
-            run(torch.ones(1, 4))
-
-    dpcore.spawn(body, 1, timeout=120)
-
-
 def test_compiled_autograd_is_refused_by_the_name_of_its_switch():
     def body(comm):
         from torch._dynamo import compiled_autograd

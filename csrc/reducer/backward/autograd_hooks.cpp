@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/graph_task.h>
 
+#include <algorithm>
 #include <memory>
 #include <unordered_set>
 #include <utility>
@@ -14,8 +15,10 @@ namespace {
 
 class ReadyHook final : public torch::autograd::FunctionPostHook {
  public:
-  ReadyHook(GradientListener& listener, size_t gradient)
-      : listener_(listener), gradient_(gradient) {}
+  ReadyHook(GradientListener& listener, GradientHooks& hooks, size_t gradient)
+      : listener_(listener), hooks_(hooks), gradient_(gradient) {}
+
+  void offer(const at::Tensor& value) { hooks_.offer(gradient_, value); }
 
   torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
                                             const torch::autograd::variable_list& inputs) override {
@@ -31,8 +34,44 @@ class ReadyHook final : public torch::autograd::FunctionPostHook {
 
  private:
   GradientListener& listener_;
+  GradientHooks& hooks_;
   size_t gradient_;
 };
+
+// Withholds a gradient that was taken when it had been computed. The node keeps this hook, which
+// cannot be removed, as long as it lives.
+class DeliveryHook final : public torch::autograd::FunctionPreHook {
+ public:
+  DeliveryHook(std::shared_ptr<GradientHooks*> hooks, GradientListener& listener, size_t gradient)
+      : hooks_(std::move(hooks)), listener_(listener), gradient_(gradient) {}
+
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& grads) override {
+    if (*hooks_ != nullptr && listener_.is_taken(gradient_, grads[0])) {
+      return {at::Tensor()};
+    }
+    return grads;
+  }
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) const override {}
+  bool is_of(const GradientHooks& hooks) const { return *hooks_ == &hooks; }
+
+ private:
+  std::shared_ptr<GradientHooks*> hooks_;
+  GradientListener& listener_;
+  size_t gradient_;
+};
+
+constexpr char kCompiledNode[] = "CompiledFunctionBackward";
+
+// Whether hooks of the program see, or may change, what the node adds to `parameter.grad`.
+template <typename Node>
+bool has_hooks_of_others(Node& node) {
+  const auto is_ours = [](const auto& hook) {
+    return dynamic_cast<const DeliveryHook*>(hook.get()) != nullptr;
+  };
+  return node.post_hooks().size() != 1 || !node.tensor_pre_hooks().empty() ||
+         !node.retains_grad_hooks().empty() || node.tensor_post_acc_grad_hooks() != nullptr ||
+         !std::all_of(node.pre_hooks().begin(), node.pre_hooks().end(), is_ours);
+}
 
 class PassedHook final : public torch::autograd::FunctionPreHook {
  public:
@@ -52,18 +91,19 @@ class PassedHook final : public torch::autograd::FunctionPreHook {
 
 }  // namespace
 
-GradientHooks::GradientHooks(const std::vector<at::Tensor>& parameters,
-                             GradientListener& listener) {
+GradientHooks::GradientHooks(const std::vector<at::Tensor>& parameters, GradientListener& listener)
+    : listener_(listener), self_(std::make_shared<GradientHooks*>(this)) {
   installed_.reserve(parameters.size());
   for (size_t i = 0; i < parameters.size(); ++i) {
     auto node = torch::autograd::impl::grad_accumulator(parameters[i]);
-    const uintptr_t key = node->add_post_hook(std::make_unique<ReadyHook>(listener, i));
+    const uintptr_t key = node->add_post_hook(std::make_unique<ReadyHook>(listener, *this, i));
     gradient_of_.emplace(node.get(), i);
     installed_.push_back({std::move(node), key});
   }
 }
 
 GradientHooks::~GradientHooks() {
+  *self_ = nullptr;
   for (const Installed& hook : installed_) {
     hook.node->del_post_hook(hook.key);
   }
@@ -101,6 +141,78 @@ void GradientHooks::find_reached(const std::vector<at::Tensor>& outputs,
       visit(edge.function.get());
     }
   }
+}
+
+// ---- compiled backwards ----------------------------------------------------------------------
+
+void hear_computed(const at::Tensor& value, int64_t output) {
+  const auto running = torch::autograd::get_current_node();
+  // With inputs= of a backward, or torch.autograd.grad, not every edge is used.
+  if (!running || output < 0 || static_cast<size_t>(output) >= running->num_outputs() ||
+      !running->post_hooks().empty() ||
+      !torch::autograd::get_current_graph_task_exec_info()->empty()) {
+    return;
+  }
+  const auto& node = running->next_edge(static_cast<size_t>(output)).function;
+  if (!node) {
+    return;
+  }
+  for (const auto& hook : node->post_hooks()) {
+    if (auto* ready = dynamic_cast<ReadyHook*>(hook.get())) {
+      ready->offer(value);
+      return;
+    }
+  }
+}
+
+void GradientHooks::offer(size_t gradient, const at::Tensor& value) {
+  auto& node = *installed_[gradient].node;
+  if (has_hooks_of_others(node) || !is_only_edge(gradient) ||
+      !listener_.gradient_computed(gradient, value)) {
+    return;
+  }
+  const bool has_hook = std::any_of(
+      node.pre_hooks().begin(), node.pre_hooks().end(),
+      [this](const auto& hook) { return static_cast<const DeliveryHook&>(*hook).is_of(*this); });
+  if (!has_hook) {
+    node.add_pre_hook(std::make_unique<DeliveryHook>(self_, listener_, gradient));
+  }
+}
+
+bool GradientHooks::is_only_edge(size_t gradient) {
+  const int run = torch::autograd::get_current_graph_task_id();
+  if (run != edges_of_) {
+    edges_of_ = run;
+    edges_.assign(installed_.size(), 0);
+    for (const torch::autograd::Node* node :
+         *torch::autograd::get_current_graph_task_nodes_in_graph()) {
+      for (const auto& edge : node->next_edges()) {
+        if (const auto found = gradient_of_.find(edge.function.get());
+            found != gradient_of_.end()) {
+          ++edges_[found->second];
+        }
+      }
+    }
+  }
+  return edges_[gradient] == 1;
+}
+
+size_t GradientHooks::count_compiled() const {
+  const auto* nodes = torch::autograd::get_current_graph_task_nodes_in_graph();
+  if (nodes == nullptr) {
+    return 0;
+  }
+  size_t count = 0;
+  for (const torch::autograd::Node* node : *nodes) {
+    const auto& edges = node->next_edges();
+    const size_t ours = std::count_if(edges.begin(), edges.end(), [this](const auto& edge) {
+      return gradient_of_.contains(edge.function.get());
+    });
+    if (ours > 0 && node->name() == kCompiledNode) {
+      count += ours;
+    }
+  }
+  return count;
 }
 
 void OutputHooks::watch(const std::vector<at::Tensor>& outputs) {

@@ -4,6 +4,11 @@
 // parameter holds its node only weakly, so the hooks keep theirs. A hook runs after the gradient
 // was added, on the thread that runs backward, without the GIL.
 //
+// A compiled backward is one node, which returns all gradients when it is done. An operation in its
+// graph calls hear_computed() for each of them as soon as it has been computed; the hook of the
+// parameter is found by the edge on which the gradient will leave the node. If the listener takes
+// the gradient, a second hook on AccumulateGrad withholds it when the node delivers it.
+//
 // `OutputHooks` tell whether the running backward passes through the outputs of a synchronised
 // forward, by hooks on the nodes that made these. The hooks live as long as the graph and may
 // outlive the object, so they share only a number with it. Threads: those that run backward call
@@ -27,6 +32,12 @@ class GradientListener {
  public:
   // `incoming` is what autograd has added; `parameter.grad` may be over the same memory.
   virtual void gradient_ready(size_t gradient, const at::Tensor& incoming) = 0;
+  // A node that is still running will deliver this as the whole gradient of the parameter. Returns
+  // whether it has been added to `parameter.grad` already.
+  virtual bool gradient_computed(size_t gradient, const at::Tensor& value) = 0;
+  // The node delivers a gradient. Returns whether it was taken when it had been computed, so that
+  // it must not be added again.
+  virtual bool is_taken(size_t gradient, const at::Tensor& delivered) = 0;
   // Compiled autograd wants to trace backward, which no hook here can be part of: throws.
   virtual void refuse_tracing() = 0;
 
@@ -47,6 +58,13 @@ class GradientHooks {
   // Sets reached[i] for every parameter i whose gradient a backward from `outputs` will produce.
   // The caller has sized it.
   void find_reached(const std::vector<at::Tensor>& outputs, std::vector<uint8_t>& reached) const;
+  // How many gradients a compiled backward delivers in this run of autograd, whether or not an
+  // operation has announced them.
+  size_t count_compiled() const;
+
+  // Offers a gradient to the listener, unless something else would add to it or change it before it
+  // is in `parameter.grad`.
+  void offer(size_t gradient, const at::Tensor& value);
 
  private:
   // torch 2.13 counts references to nodes in the node, earlier versions beside it.
@@ -56,9 +74,20 @@ class GradientHooks {
     NodePointer node;
     uintptr_t key;
   };
+  bool is_only_edge(size_t gradient);
+
+  GradientListener& listener_;
   std::vector<Installed> installed_;
   std::unordered_map<const torch::autograd::Node*, size_t> gradient_of_;
+  // Hooks that outlive this object share it with them; then it is null.
+  std::shared_ptr<GradientHooks*> self_;
+  std::vector<uint32_t> edges_;  // to each gradient, in the run of autograd that was looked at last
+  int edges_of_ = -1;
 };
+
+// Called by the operation in a compiled backward: `value` is what the running node will return as
+// its output number `output`.
+void hear_computed(const at::Tensor& value, int64_t output);
 
 class OutputHooks {
  public:

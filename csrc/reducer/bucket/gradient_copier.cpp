@@ -2,6 +2,7 @@
 #include "reducer/bucket/gradient_copier.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty_strided.h>
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -62,6 +63,27 @@ void GradientCopier::bring(Gradient& gradient) {
   gradient.collect();
   settle(gradient);
   ++counts_.alone;
+}
+
+// As AccumulateGrad, but a first gradient goes to its part at once.
+void GradientCopier::bring_computed(Gradient& gradient, const at::Tensor& value) {
+  const at::NoGradGuard no_grad;
+  at::Tensor& grad = gradient.parameter.mutable_grad();
+  if (grad.defined()) {
+    grad.add_(value);
+    return;
+  }
+  if (!grad_is_part_ || !may_move_) {
+    grad = at::empty_strided(gradient.part.sizes(), gradient.part.strides(), value.options());
+    grad.copy_(value);
+    return;
+  }
+  leave_part_to_holders(gradient);
+  grad = tensor_like(gradient.part);
+  if (value.const_data_ptr() != gradient.address) {
+    grad.copy_(value);
+    ++counts_.alone;
+  }
 }
 
 void GradientCopier::bring_again(size_t i) {

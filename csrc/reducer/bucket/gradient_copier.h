@@ -55,6 +55,8 @@ class GradientCopier {
 
   // A gradient that has come; copied together with the others of its bucket where that is better.
   void bring(Gradient& gradient);
+  // Adds to `parameter.grad` what autograd will deliver later, and not add again.
+  void bring_computed(Gradient& gradient, const at::Tensor& value);
   // Autograd has added to a gradient that had come before.
   void bring_again(size_t i);
   // All gradients of the bucket are there.

@@ -1,10 +1,9 @@
 """``torch.compile`` of a wrapped model: dynamo compiles the inner module and skips our code.
 
-dynamo asks torch's class which DDP's forward is running, and splits the module's graph at that
-model's bucket boundaries, so that gradients arrive bucket by bucket. The code around forward must
-not become part of a graph. dynamo skips torch's own file for that reason, and skips this package
-once ``introduce`` has been called, after the program has imported dynamo: importing it here would
-take seconds.
+dynamo asks torch's class which DDP's forward is running; what it does with a graph then is in
+compiled/tracing.py. The code around forward must not become part of a graph. dynamo skips torch's
+own file for that reason, and skips this package once ``introduce`` has been called, after the
+program has imported dynamo: importing it here would take seconds.
 """
 
 from __future__ import annotations
@@ -14,6 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from dpcore.ddp.compiled import tracing
 
 knows_us = False
 
@@ -25,6 +26,7 @@ def introduce() -> None:
     if rules is not None:  # else another thread is importing it right now
         knows_us = True
         rules.add("dpcore")
+        tracing.listen()
 
 
 def left_alone(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,0 +1,1 @@
+"""Compiled models: gradients that leave while the one graph of backward still runs."""

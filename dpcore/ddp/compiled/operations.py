@@ -1,0 +1,86 @@
+"""Two passes over Inductor's graphs, so that gradients leave while backward still runs.
+
+``AnnounceGradients`` sees the graph of forward and backward together, in which gradients are the
+last outputs. Behind each of them it puts ``dpcore::gradient_computed(gradient, output)``, where
+``output`` is the number of the edge on which autograd will deliver the gradient. The operation has
+a side effect, so that nothing removes it, and returns nothing, so that nothing depends on it.
+
+Inductor then orders what it has made by the memory that lives, and may move the operations to the
+end of backward. ``behind_producers`` is the last pass over that order, and puts each of them right
+behind what computes its gradient.
+
+Importing this file takes seconds, because it imports Inductor: dpcore does so when dynamo compiles
+a wrapped model.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._inductor.custom_graph_pass import CustomGraphPass
+
+from dpcore import _C  # noqa: F401 - it defines the operation
+
+OPERATION = torch.ops.dpcore.gradient_computed.default
+VERSION = 1  # of what the passes do, for the caches of Inductor
+
+torch.fx.node.has_side_effect(OPERATION)
+
+
+class AnnounceGradients(CustomGraphPass):
+    """A pass over joint graphs, after a pass of the program's own, if there is one."""
+
+    def __init__(self, before: Any = ()) -> None:
+        self.before = before if isinstance(before, (list, tuple)) else (before,)
+
+    def __call__(self, graph: torch.fx.Graph) -> None:
+        for one in self.before:
+            one(graph)
+        announce(graph)
+
+    def uuid(self) -> Any | None:
+        """Equal for equal graphs in all processes, so that caches serve them."""
+        known = [one.uuid() if isinstance(one, CustomGraphPass) else None for one in self.before]
+        return ("dpcore", VERSION, *known) if all(known) else None
+
+
+def announce(graph: torch.fx.Graph) -> int:
+    """Puts the operation behind each gradient that the graph returns. Returns their number."""
+    inputs = graph.find_nodes(op="placeholder")
+    # Autograd has an edge for each tensor that went into the graph.
+    tensors = [node for node in inputs if isinstance(node.meta.get("val"), torch.Tensor)]
+    edge_of = {node.meta.get("desc"): number for number, node in enumerate(tensors)}
+    (output,) = graph.find_nodes(op="output")
+    count = 0
+    for node, what in zip(output.args[0], output.meta.get("desc", ()), strict=False):
+        edge = edge_of.get(getattr(what, "grad_of", None))
+        if edge is None or not isinstance(node, torch.fx.Node):
+            continue
+        with graph.inserting_before(output):
+            call = graph.call_function(OPERATION, (node, edge))
+        call.meta["val"] = None
+        call.meta["partitioner_tag"] = "must_be_in_backward"
+        count += 1
+    return count
+
+
+def behind_producers(nodes: list[Any]) -> list[Any]:
+    """The nodes of a schedule, with each operation right behind what computes its gradient."""
+    operations = [node for node in nodes if _is_operation(node)]
+    if not operations:
+        return nodes
+    others = [node for node in nodes if not _is_operation(node)]
+    made_at = {name: place for place, node in enumerate(others) for name in node.get_buffer_names()}
+    followers: dict[int, list[Any]] = {}
+    for node in operations:
+        needed = [made_at.get(need.name, -1) for need in node.unmet_dependencies]
+        followers.setdefault(max(needed, default=-1), []).append(node)
+    order = list(followers.get(-1, ()))
+    for place, node in enumerate(others):
+        order += [node, *followers.get(place, ())]
+    return order
+
+
+def _is_operation(node: Any) -> bool:
+    return getattr(node.node, "op_overload", None) is OPERATION

@@ -1,0 +1,136 @@
+"""The private interfaces of torch that compiled models need, and a probe for each.
+
+Where the probe finds something missing, graphs are cut by torch's DDPOptimizer as for torch's own
+class, and a warning says so once. Tried with torch 2.13; the source of 2.11 has the same names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+_GRAPH_PASS = "joint_custom_post_pass"
+_REORDERS = "reorder_for_compute_comm_overlap"
+_PASSES = "reorder_for_compute_comm_overlap_passes"
+
+
+@functools.cache
+def missing() -> str:
+    """The name of the first interface that this torch lacks; empty if it has all of them."""
+    try:
+        from torch._dynamo.backends.distributed import DDPOptimizer
+        from torch._functorch._aot_autograd.descriptors import GradAOTOutput
+        from torch._functorch.partitioners import _must_be_in_backward  # noqa: F401
+        from torch._inductor import config as of_inductor
+        from torch._inductor.custom_graph_pass import CustomGraphPass  # noqa: F401
+        from torch._inductor.scheduler import BaseSchedulerNode
+    except ImportError as problem:
+        return str(problem)
+    wanted = {
+        "DDPOptimizer.compile_fn": hasattr(DDPOptimizer, "compile_fn"),
+        "DDPOptimizer.backend_compile_fn": "backend_compile_fn"
+        in inspect.signature(DDPOptimizer).parameters,
+        "GradAOTOutput.grad_of": "grad_of" in getattr(GradAOTOutput, "__annotations__", {}),
+        "BaseSchedulerNode.get_buffer_names": hasattr(BaseSchedulerNode, "get_buffer_names"),
+        "_TorchCompileInductorWrapper.config": "self.config"
+        in inspect.getsource(vars(torch).get("_TorchCompileInductorWrapper", object)),
+        **{f"torch._inductor.config.{name}": hasattr(of_inductor, name)
+           for name in (_GRAPH_PASS, _REORDERS, _PASSES)},
+    }  # fmt: skip
+    return next((name for name, is_there in wanted.items() if not is_there), "")
+
+
+def when_dynamo_compiles(compile_graph: Callable[[Any, Any, Any], Any | None]) -> None:
+    """Calls ``compile_graph(backend, graph, inputs)`` for each graph that dynamo compiles in the
+    forward of a wrapped model. Where it returns None, torch cuts the graph."""
+    from torch._dynamo.backends.distributed import DDPOptimizer
+
+    torchs = DDPOptimizer.compile_fn
+
+    def compile_fn(self: Any, graph: Any, inputs: Any, **configs: Any) -> Any:
+        compiled = compile_graph(self.backend_compile_fn, graph, inputs)
+        return torchs(self, graph, inputs, **configs) if compiled is None else compiled
+
+    DDPOptimizer.compile_fn = compile_fn  # type: ignore[method-assign, assignment]
+
+
+def is_compiling() -> bool:
+    """Whether functions that are called from here are to be compiled."""
+    callback: Any = torch._C._dynamo.eval_frame.get_eval_frame_callback()
+    return callback is not None and callback is not False
+
+
+@functools.lru_cache(maxsize=256)
+def is_skipped(module: torch.nn.Module) -> bool:
+    """Whether dynamo skips the module's forward, as it does torch's own files."""
+    from torch._dynamo import trace_rules
+
+    is_plain = type(module).__call__ is torch.nn.Module.__call__
+    return is_plain and bool(trace_rules.check(type(module).forward))
+
+
+def in_a_frame_of_its_own(module: torch.nn.Module) -> Callable[..., Any]:
+    """What ``torch.compile(module)`` makes of a module whose forward dynamo skips."""
+    from torch._dynamo.external_utils import wrap_inline
+
+    return wrap_inline(module)
+
+
+def is_inductor(backend: Any) -> bool:
+    """Whether it is what ``torch.compile`` makes of Inductor, by Python wrappers."""
+    from torch._inductor import config
+
+    inductor = _innermost(backend)
+    kind: Any = vars(torch)["_TorchCompileInductorWrapper"]
+    if not isinstance(inductor, kind):
+        return False
+    options = {"cpp_wrapper": config.cpp_wrapper, **inductor.config}
+    return not options["cpp_wrapper"] and _GRAPH_PASS not in options
+
+
+def _innermost(backend: Any) -> Any:
+    while hasattr(backend, "_torchdynamo_orig_backend"):
+        backend = backend._torchdynamo_orig_backend
+    return backend
+
+
+def has_graphs_within(graph: Any) -> bool:
+    """Whether the graph calls others with inputs of their own, as regional compilation does."""
+    return any(
+        "invoke_subgraph" in str(node.target)
+        for part in graph.modules()
+        if isinstance(part, torch.fx.GraphModule)
+        for node in part.graph.nodes
+    )
+
+
+@contextlib.contextmanager
+def passes(
+    backend: Any,
+    make_graph_pass: Callable[[Any], Any],
+    scheduler_pass: Callable[[list[Any]], list[Any]],
+) -> Iterator[None]:
+    """Graphs that are given to this Inductor in the block go through these passes, after those of
+    the program, also when their backward is compiled later, as it runs first."""
+    from torch._inductor import config
+
+    inductor = _innermost(backend)
+    options = inductor.config
+    reorders = options.get(_REORDERS, getattr(config, _REORDERS))
+    others = options.get(_PASSES, getattr(config, _PASSES)) if reorders else []
+    before = getattr(config, _GRAPH_PASS)
+    inductor.config = {
+        **options,
+        _GRAPH_PASS: make_graph_pass(before if before is not None else ()),
+        _REORDERS: True,
+        _PASSES: [*others, scheduler_pass],
+    }
+    try:
+        yield
+    finally:
+        inductor.config = options

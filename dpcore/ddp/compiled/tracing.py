@@ -1,0 +1,89 @@
+"""When dynamo compiles a part of a wrapped model: one graph, or graphs that torch cuts.
+
+dynamo asks torch's class which model's forward is running, and gives what it has traced to
+DDPOptimizer, which cuts the graph where buckets end. Where Inductor compiles it, the graph stays
+whole instead, and an operation behind each gradient lets it leave early (operations.py).
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.parallel.distributed import DistributedDataParallel
+
+from dpcore.ddp.compiled import torch_private
+
+if TYPE_CHECKING:
+    from dpcore.ddp.wrapper.wrapped import Wrapped
+
+
+class Graphs:
+    """What dynamo has compiled of a model."""
+
+    def __init__(self) -> None:
+        self.whole = 0  # graphs with operations
+        self.cut = 0  # graphs that were given to DDPOptimizer
+        self.why_cut = ""
+
+    @property
+    def count(self) -> int:
+        return self.whole + self.cut
+
+
+def listen() -> None:
+    """Takes part in what dynamo compiles from here on, if this torch has what that needs."""
+    torch_private.when_dynamo_compiles(_compile)
+
+
+def _compile(backend: Any, graph: Any, inputs: Any) -> Any | None:
+    model: Any = DistributedDataParallel._active_ddp_module
+    graphs: Graphs | None = getattr(model, "_graphs", None)
+    if graphs is None:
+        return None  # a model of torch's own class
+    if why := why_cut(model, backend, graph):
+        graphs.cut += 1
+        graphs.why_cut = why
+        return None
+    from dpcore.ddp.compiled.operations import AnnounceGradients, behind_producers
+
+    graphs.whole += 1
+    with torch_private.passes(backend, AnnounceGradients, behind_producers):
+        return backend(graph, inputs)
+
+
+def seen_by_dynamo(module: Any) -> Any:
+    """A function that calls the module, where dynamo is asked to compile and would skip the frames
+    of torch.nn's own class, as those of ``nn.Sequential``; else the module itself."""
+    if torch_private.is_compiling() and torch_private.is_skipped(module):
+        return torch_private.in_a_frame_of_its_own(module)
+    return module
+
+
+def why_cut(model: Wrapped, backend: Any, graph: Any) -> str:
+    """Why gradients could not leave one graph early; empty if they can."""
+    if missing := _said_missing():
+        return f"this torch has no {missing}"
+    if not torch_private.is_inductor(backend):
+        return "the backend is not Inductor with wrappers in Python"
+    if torch_private.has_graphs_within(graph):
+        return "the graph calls subgraphs"
+    if model.static_graph:
+        return "static_graph=True expects gradients when autograd adds them"
+    if model._comm_hooks:
+        return "a communication hook may change parameters that the graph still reads"
+    return ""
+
+
+@functools.cache
+def _said_missing() -> str:
+    missing = torch_private.missing()
+    if missing:
+        warnings.warn(
+            f"dpcore: torch {torch.__version__} has no {missing}, so graphs of compiled models are "
+            "cut where buckets end, as by torch DDP",
+            stacklevel=2,
+        )
+    return missing

@@ -1,0 +1,333 @@
+"""What docs/compile.md says of each way to compile and to train: which gradients leave early, and
+that the averages are those of the same model without torch.compile.
+
+All cases run in one world. Layers have no bias, so that Inductor has no kernels to compile.
+"""
+
+import torch
+import torch._functorch.config
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import dpcore
+from dpcore.ddp.compiled import torch_private
+
+WIDTH = 8
+
+
+class Layer(nn.Linear):
+    """dynamo skips the frames of torch's own layers."""
+
+    def forward(self, x):
+        return super().forward(x)
+
+
+class Layers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(Layer(WIDTH, WIDTH, bias=False) for _ in range(3))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class Broken(Layers):
+    def forward(self, x):
+        x = self.layers[0](x)
+        torch._dynamo.graph_break()
+        return self.layers[2](self.layers[1](x))
+
+
+class Twice(Layers):
+    """One block twice in one graph."""
+
+    def forward(self, x):
+        return self.layers[2](self.layers[1](self.layers[1](self.layers[0](x))))
+
+
+class TwiceInTwoGraphs(Layers):
+    def forward(self, x):
+        x = self.layers[1](self.layers[0](x))
+        torch._dynamo.graph_break()
+        return self.layers[2](self.layers[1](x))
+
+
+class Tied(Layers):
+    def __init__(self):
+        super().__init__()
+        self.layers[2].weight = self.layers[0].weight
+
+
+class Unused(Layers):
+    def forward(self, x):
+        return self.layers[2](self.layers[0](x))
+
+
+class Checkpointed(Layers):
+    reentrant = False
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=self.reentrant)
+        return x
+
+
+class CheckpointedReentrant(Checkpointed):
+    reentrant = True
+
+
+class Run:
+    """A wrapped and compiled model beside one that sees the batches of both ranks."""
+
+    def __init__(self, comm, kind=Layers, how="around", backend="inductor", **options):
+        torch._dynamo.reset()
+        torch.manual_seed(3)
+        self.comm, self.module = comm, kind()
+        self.alone = kind()
+        self.alone.load_state_dict(self.module.state_dict())
+        inner = self.module
+        if how == "before":
+            inner = torch.compile(self.module, backend=backend)
+        elif how == "in place":
+            self.module.compile(backend=backend)
+        elif how == "layers":
+            for layer in self.module.layers:
+                layer.compile(backend=backend)
+        self.model = dpcore.DataParallel(inner, comm=comm, **options)
+        self.forward = torch.compile(self.model, backend=backend) if how == "around" else self.model
+        self.number = 0
+
+    def inputs(self, rows=2):
+        self.number += 1
+        return [
+            torch.linspace(-1, 1, rows * WIDTH).view(rows, WIDTH) * (rank + self.number)
+            for rank in range(2)
+        ]
+
+    def step(self, rows=2):
+        self.zero_grad()
+        xs = self.inputs(rows)
+        self.forward(xs[self.comm.rank]).square().sum().backward()
+        self.alone_on(xs)
+        self.check()
+        return self.early
+
+    def alone_on(self, xs):
+        (sum(self.alone(x).square().sum() for x in xs) / 2).backward()
+
+    def zero_grad(self):
+        self.model.zero_grad()
+        self.alone.zero_grad()
+
+    def check(self, of=2e-6):
+        for mine, other in zip(self.module.parameters(), self.alone.parameters(), strict=True):
+            if other.grad is None:
+                assert mine.grad is None
+                continue
+            largest = float(other.grad.abs().max())
+            torch.testing.assert_close(mine.grad, other.grad, rtol=0, atol=of * largest)
+
+    @property
+    def early(self):
+        return self.model._reducer.early_gradients
+
+
+def steps(comm, kind=Layers, **options):
+    run = Run(comm, kind, **options)
+    return [run.step() for _ in range(2)]
+
+
+# ---- cases: what they return is the number of gradients that left early in each step -----------
+
+
+def accumulated(comm):
+    run = Run(comm)
+    early = []
+    for _ in range(2):
+        run.zero_grad()
+        with run.model.no_sync():
+            xs = run.inputs()
+            run.forward(xs[comm.rank]).square().sum().backward()
+            run.alone_on(xs)
+        ys = run.inputs()
+        run.forward(ys[comm.rank]).square().sum().backward()
+        run.alone_on(ys)
+        run.check()
+        early.append(run.early)
+    return early
+
+
+def not_zeroed(comm):
+    """Averages of the step before stay, and the new ones are added."""
+    run = Run(comm)
+    for _ in range(2):
+        xs = run.inputs()
+        run.forward(xs[comm.rank]).square().sum().backward()
+        run.alone_on(xs)
+        run.check()
+    return [run.early]
+
+
+def two_forwards(comm):
+    run = Run(comm)
+    xs, ys = run.inputs(), run.inputs()
+    (run.forward(xs[comm.rank]) * run.forward(ys[comm.rank])).sum().backward()
+    (sum((run.alone(x) * run.alone(y)).sum() for x, y in zip(xs, ys, strict=True)) / 2).backward()
+    run.check()
+    return [run.early]
+
+
+@torch._functorch.config.patch(donated_buffer=False)  # else torch refuses a kept graph
+def two_backwards(comm):
+    run = Run(comm)
+    xs = run.inputs()
+    loss = run.forward(xs[comm.rank]).square().sum()
+    loss.backward(retain_graph=True)
+    loss.backward()
+    for _ in range(2):
+        run.alone_on(xs)
+    run.check()
+    return [run.step()]
+
+
+@torch._functorch.config.patch(donated_buffer=False)
+def grad_then_backward(comm):
+    run = Run(comm)
+    xs = run.inputs()
+    loss = run.forward(xs[comm.rank]).square().sum()
+    (of_loss,) = torch.autograd.grad(loss, [run.module.layers[0].weight], retain_graph=True)
+    assert of_loss.abs().sum() > 0
+    loss.backward()
+    run.alone_on(xs)
+    run.check()
+    return [run.early]
+
+
+def parameter_hook(comm):
+    run = Run(comm)
+    for module in (run.module, run.alone):
+        module.layers[1].weight.register_hook(lambda grad: grad * 3)
+    return [run.step()]
+
+
+def hook_after_accumulation(comm):
+    run = Run(comm)
+    seen = []
+    weight = run.module.layers[1].weight
+    weight.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.shape))
+    early = [run.step()]
+    assert len(seen) == 1
+    return early
+
+
+def comm_hook(comm):
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    run = Run(comm)
+    early = [run.step()]  # in one graph that has been compiled before
+    run.model.register_comm_hook(None, default_hooks.allreduce_hook)
+    return [*early, run.step()]
+
+
+def compressed(comm):
+    run = Run(comm)
+    kind = torch.distributed.BuiltinCommHookType.FP16_COMPRESS
+    run.model._register_builtin_comm_hook(kind)
+    run.check = lambda: Run.check(run, 2e-3)
+    return [run.step()]
+
+
+def changing_rows(comm):
+    run = Run(comm)
+    return [run.step(rows) for rows in (2, 3, 5)]
+
+
+def loss_in_the_graph(comm):
+    run = Run(comm, how="not")
+
+    @torch.compile
+    def loss(x):
+        return run.model(x)
+
+    run.forward = loss
+    return [run.step()]
+
+
+def under_autocast(comm):
+    run = Run(comm)
+    run.check = lambda: Run.check(run, 2e-2)
+    with torch.autocast("cpu", torch.bfloat16):
+        return [run.step()]
+
+
+def uneven(comm):
+    run = Run(comm)
+    early = []
+    with run.model.join():
+        for _ in range(1 + comm.rank):
+            run.zero_grad()
+            run.forward(run.inputs()[comm.rank]).sum().backward()
+            early.append(run.early)
+    return early[:1]
+
+
+def of_torchs_own_class(comm):
+    """dynamo skips the frames of nn.Sequential, so that nothing would be compiled."""
+    torch._dynamo.reset()
+    module = nn.Sequential(Layer(WIDTH, 4, bias=False), Layer(4, 4, bias=False))
+    model = dpcore.DataParallel(module, comm=comm)
+    run = torch.compile(model)
+    run(torch.ones(2, WIDTH)).sum().backward()
+    assert model._graphs.whole == 1
+    return [model._reducer.early_gradients]
+
+
+CASES = {
+    "torch.compile(wrapped)": (steps, {}, [3, 3]),
+    "wrapped(torch.compile(module))": (steps, {"how": "before"}, [3, 3]),
+    "module.compile()": (steps, {"how": "in place"}, [3, 3]),
+    "each layer compiled": (steps, {"how": "layers"}, [3, 3]),
+    "graph breaks": (steps, {"kind": Broken}, [3, 3]),
+    "a block twice in a graph": (steps, {"kind": Twice}, [3, 3]),
+    "a block in two graphs": (steps, {"kind": TwiceInTwoGraphs}, [2, 2]),
+    "tied": (steps, {"kind": Tied}, [2, 2]),
+    "unused": (steps, {"kind": Unused, "find_unused_parameters": True}, [2, 2]),
+    "checkpoint": (steps, {"kind": Checkpointed}, [3, 3]),
+    "gradient_as_bucket_view=False": (steps, {"gradient_as_bucket_view": False}, [3, 3]),
+    "a bucket each": (steps, {"schedule": "per_parameter"}, [3, 3]),
+    "static_graph": (steps, {"static_graph": True}, [0, 0]),
+    "aot_eager": (steps, {"backend": "aot_eager"}, [0, 0]),
+    "no_sync": (accumulated, {}, [3, 3]),
+    "gradients that are not zeroed": (not_zeroed, {}, [3]),
+    "two forwards before a backward": (two_forwards, {}, [0]),
+    "two backwards": (two_backwards, {}, [3]),
+    "autograd.grad, then backward": (grad_then_backward, {}, [3]),
+    "a hook on a parameter": (parameter_hook, {}, [2]),
+    "a hook after accumulation": (hook_after_accumulation, {}, [2]),
+    "a communication hook": (comm_hook, {}, [3, 0]),
+    "FP16_COMPRESS": (compressed, {}, [3]),
+    "rows that change": (changing_rows, {}, [3, 3, 3]),
+    "the loss in the graph": (loss_in_the_graph, {}, [3]),
+    "autocast": (under_autocast, {}, [3]),
+    "nn.Sequential": (of_torchs_own_class, {}, [2]),
+    "join": (uneven, {}, [3]),
+}
+
+
+def all_cases(comm):
+    assert torch_private.missing() == ""
+    found = {}
+    for name, (case, options, _) in CASES.items():
+        try:
+            found[name] = case(comm, **options)
+        except Exception as problem:
+            raise AssertionError(f"case {name!r}") from problem
+    return found
+
+
+def test_gradients_leave_early_or_as_autograd_delivers_them():
+    wanted = {name: early for name, (_, _, early) in CASES.items()}
+    for of_rank in dpcore.spawn(all_cases, 2, timeout=400):
+        assert of_rank == wanted
