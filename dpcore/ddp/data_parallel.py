@@ -427,7 +427,8 @@ class DataParallel(FlushedBefore, TorchSurface):
     def bucket_report(self) -> BucketReport:
         """The gradients in each bucket, and the times at which the last backward filled, sent and
         completed it; then notes about mistakes."""
-        reducer, why, notes = self._reducer, self._first_steps.why, self._mistakes.notes
+        reducer, why = self._reducer, self._first_steps.why
+        notes = [*self._graphs.in_words(reducer), *self._mistakes.notes]
         return BucketReport(reducer.report(), self.schedule, reducer.has_rebuilt, why, notes)
 
     @property

@@ -4,6 +4,8 @@ that the averages are those of the same model without torch.compile.
 All cases run in one world. Layers have no bias, so that Inductor has no kernels to compile.
 """
 
+import warnings
+
 import torch
 import torch._functorch.config
 from torch import nn
@@ -273,6 +275,32 @@ def uneven(comm):
     return early[:1]
 
 
+def compiled_and_run_before(comm):
+    """Its graph exists, without operations: that is said once."""
+    run = Run(comm, how="not")
+    torch.compile(run.module, dynamic=False)(torch.ones(2, WIDTH)).sum().backward()
+    run.module.zero_grad()
+    run.forward = torch.compile(run.model, dynamic=False)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        early = [run.step() for _ in range(4)]
+    assert [str(one.message) for one in said if "come at its end" in str(one.message)] != []
+    assert "come at its end" in repr(run.model.bucket_report())
+    return early
+
+
+def seen_in_the_report(comm):
+    run = Run(comm)
+    early = [run.step()]
+    assert "torch.compile: 3 of 3 gradients left while" in repr(run.model.bucket_report())
+    assert not run.model._reducer.has_rebuilt
+    early += [run.step(), run.step()]  # the first step compiled, so the second one is measured
+    assert run.model._reducer.has_rebuilt
+    order = [n for bucket in run.model._reducer.report() for n in bucket["parameters"]]
+    assert order == [f"layers.{number}.weight" for number in (2, 1, 0)]
+    return early
+
+
 def of_torchs_own_class(comm):
     """dynamo skips the frames of nn.Sequential, so that nothing would be compiled."""
     torch._dynamo.reset()
@@ -311,6 +339,8 @@ CASES = {
     "rows that change": (changing_rows, {}, [3, 3, 3]),
     "the loss in the graph": (loss_in_the_graph, {}, [3]),
     "autocast": (under_autocast, {}, [3]),
+    "compiled before it was wrapped": (compiled_and_run_before, {}, [0] * 4),
+    "the report": (seen_in_the_report, {}, [3] * 3),
     "nn.Sequential": (of_torchs_own_class, {}, [2]),
     "join": (uneven, {}, [3]),
 }

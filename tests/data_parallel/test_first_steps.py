@@ -41,6 +41,7 @@ class Ranks:
         self._reducer = SimpleNamespace(completed=1, backward_ns=0, use_schedule=self.tried.append)
         self._model_group = SimpleNamespace(all_reduce=lambda *_, **__: None)
         self._first_steps = SimpleNamespace(why={}, cut=None)
+        self._graphs = SimpleNamespace(count=0)
 
     def run(self, trial):
         """How many steps it takes."""
@@ -76,6 +77,21 @@ def test_a_disturbed_step_does_not_decide():
 
     ranks = Ranks(seconds)
     assert ranks.run(Trial()) == 16
+    assert ranks.tried[-1] == SECOND
+
+
+def test_rounds_in_which_a_graph_was_compiled_do_not_count():
+    """Here a graph is compiled in the second round, and before the first, which does not matter."""
+    ranks = Ranks(lambda schedule, step: 1.0 if (schedule == SECOND) == (step > 10) else 2.0)
+    ranks._graphs.count = 3
+
+    def compiles_in_the_eighth_step(longest, *_, **__):
+        if ranks._reducer.completed == 9:
+            ranks._graphs.count += 1
+            longest[-1] = 1
+
+    ranks._model_group.all_reduce = compiles_in_the_eighth_step
+    assert ranks.run(Trial()) > 8
     assert ranks.tried[-1] == SECOND
 
 

@@ -17,7 +17,16 @@ from torch.nn.parallel.distributed import DistributedDataParallel
 from dpcore.ddp.compiled import torch_private
 
 if TYPE_CHECKING:
+    from dpcore import _C
     from dpcore.ddp.wrapper.wrapped import Wrapped
+
+
+LATE = (
+    "all gradients of a compiled backward come at its end, so that nothing overlaps with it: the "
+    "model was compiled before it was wrapped, or where dpcore cannot see it. Wrap the model "
+    "before its first compiled forward, or call torch._dynamo.reset() after wrapping "
+    "(docs/compile.md)"
+)
 
 
 class Graphs:
@@ -27,10 +36,34 @@ class Graphs:
         self.whole = 0  # graphs with operations
         self.cut = 0  # graphs that were given to DDPOptimizer
         self.why_cut = ""
+        self._has_said = False
 
     @property
     def count(self) -> int:
+        """How many there are."""
         return self.whole + self.cut
+
+    def are_late(self, reducer: _C.Reducer) -> bool:
+        """Whether one graph, which nothing has cut, has delivered all gradients at its end."""
+        late = reducer.compiled_gradients - reducer.early_gradients
+        return self.cut == 0 and late > 0 and reducer.early_gradients == 0
+
+    def say_if_late(self, model: Wrapped) -> None:
+        """Warns once for each model."""
+        if not self._has_said and self.are_late(model._reducer):
+            self._has_said = True
+            warnings.warn(f"{model._model_group.name}: {LATE}", stacklevel=2)
+
+    def in_words(self, reducer: _C.Reducer) -> list[str]:
+        """A line for the report of buckets; none for a model that is not compiled."""
+        early, compiled = reducer.early_gradients, reducer.compiled_gradients
+        if self.are_late(reducer):
+            return [LATE]
+        if self.cut:
+            return [f"torch.compile: graphs are cut where buckets end, because {self.why_cut}"]
+        if not compiled:
+            return []
+        return [f"torch.compile: {early} of {compiled} gradients left while their graph ran"]
 
 
 def listen() -> None:

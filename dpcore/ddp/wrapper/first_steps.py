@@ -6,6 +6,9 @@ schedules. The one with the shorter backward stays, with buckets that suit it. I
 free processors, on the network and on their cost, which cannot be known without a measurement
 (docs/decisions/0026).
 
+A step in which dynamo has compiled a graph of the model says nothing about the next ones, so it is
+not measured: graphs that exist run for the first time then, and others come from other graphs.
+
 Neither choice changes a bit of the result: sizes are chosen only where gradients are added in rank
 order in any bucket. All ranks decide alike, by the longest of their times.
 """
@@ -30,6 +33,7 @@ FIRST, SECOND = "bucketed", "sequential"  # the schedules to compare, in this or
 _ROUND = 4  # pairs of steps between two comparisons of the ranks' times
 _MOST = 12
 _LARGE = 25 << 20  # bytes of a bucket, by default
+_COMPILING = 4  # steps, or rounds, that are left out because a graph was compiled in them
 
 
 class Trial:
@@ -40,6 +44,8 @@ class Trial:
         self._order: list[str] = []  # of the steps of this round that have run or are running
         self._seconds: list[float] = []  # their times, for those that have run
         self._pairs: list[tuple[float, float]] = []  # times of all rounds, the same on all ranks
+        self._graphs = 0  # that dynamo had compiled when this round began
+        self._left_out = 0  # rounds
 
     def before_forward(self, model: Wrapped) -> bool:
         """All ranks call it before a synchronised forward. False when the trial is over."""
@@ -51,9 +57,11 @@ class Trial:
             self._seconds.append(reducer.backward_ns * 1e-9)
         if len(self._seconds) == 2 * _ROUND:
             self._agree(model)
-            if is_decided(self._pairs):
+            if self._pairs and is_decided(self._pairs):
                 self._conclude(model)
                 return False
+        if not self._order and not self._pairs and not self._left_out:
+            self._graphs = model._graphs.count
         if len(self._seconds) == len(self._order):  # the first step in new buckets does not count
             turn = len(self._order) % 4
             self._order.append(FIRST if turn in (0, 3) else SECOND)
@@ -61,9 +69,14 @@ class Trial:
         return True
 
     def _agree(self, model: Wrapped) -> None:
-        longest = torch.tensor(self._seconds, dtype=torch.float64)
+        compiled, self._graphs = model._graphs.count - self._graphs, model._graphs.count
+        longest = torch.tensor([*self._seconds, compiled], dtype=torch.float64)
         model._model_group.all_reduce(longest, "max", async_op=False)
-        times = longest.tolist()
+        *times, compiled = longest.tolist()
+        if compiled > 0 and self._left_out < _COMPILING:
+            self._left_out += 1
+            self._order, self._seconds = [], []
+            return
         for at in range(0, len(times), 2):
             pair = dict(zip(self._order[at : at + 2], times[at : at + 2], strict=True))
             self._pairs.append((pair[FIRST], pair[SECOND]))
@@ -113,13 +126,22 @@ class FirstSteps:
         self.why: dict[str, str] = {}  # the reason for each choice, shown to the user
         self.cut: Cut | None = None  # the measurements by which sizes were chosen
         self.measured_in_vain = 0  # steps whose measurements were implausible
+        self._graphs = 0  # that dynamo had compiled before the last step
+        self._left_out = 0  # steps in which it compiled
         self.is_settled = False
+
+    def were_compiling(self, model: Wrapped) -> bool:
+        """Whether dynamo has compiled a graph of the model in the last step, on this rank."""
+        compiled, self._graphs = model._graphs.count - self._graphs, model._graphs.count
+        self._left_out += compiled > 0
+        return compiled > 0 and self._left_out <= _COMPILING
 
     def go_on(self, model: Wrapped) -> None:
         """All ranks call it before each synchronised forward, until the model is settled."""
         reducer = model._reducer
         if reducer.wants_rebuild:
             model._rebuild_buckets()
+            model._graphs.say_if_late(model)
             trace_facts.note(model)
         elif reducer.completed > 0 and self._trial is not None:
             if not self._trial.before_forward(model):

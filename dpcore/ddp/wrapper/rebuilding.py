@@ -59,11 +59,16 @@ def rebuild(model: Wrapped) -> None:
     reducer = model._reducer
     count = len(model._parameters_by_number)
     arrived = list(reducer.arrival_order)
-    is_complete = len(arrived) == count  # else this rank had run out of inputs
+    # Else this rank had run out of inputs, or one graph delivered all in the order of its inputs.
+    is_complete = len(arrived) == count and not model._graphs.are_late(reducer)
     sent = torch.tensor(arrived if is_complete else range(count)[::-1], device=model.device)
+    if model._first_steps.were_compiling(model):
+        sent.fill_(-1)  # rank 0's counts
     with torch.profiler.record_function(profiled_as(model, "broadcast") or "order of buckets"):
         model._model_group.broadcast(sent, 0)
     order = numbers_in(sent, model.group)
+    if -1 in order:
+        return  # the reducer asks for it again before the next forward
     caps: list[int] = []
     if model._first_steps.chooses_caps:
         came = dict(zip(arrived, reducer.arrival_ns, strict=True)) if is_complete else {}

@@ -30,6 +30,9 @@ class Choices(Protocol):
     cut: Any  # the measurements by which sizes were chosen
     measured_in_vain: int  # steps whose measurements were implausible
 
+    def were_compiling(self, model: Wrapped) -> bool:
+        """Whether dynamo has compiled a graph of the model in the last step, on this rank."""
+
     def go_on(self, model: Wrapped) -> None:
         """All ranks call it before each synchronised forward, until the model is settled."""
 
@@ -62,6 +65,8 @@ class Wrapped(Protocol):
     _torch_group: Any  # the process group of torch behind it, or None
     _profiled_backend: str
     _has_default_group: bool
+
+    _graphs: Any  # what dynamo has compiled of the model: compiled/tracing.py
 
     # The arguments of the constructor.
     device_ids: list[int] | None
