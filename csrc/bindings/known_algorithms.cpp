@@ -12,9 +12,10 @@ namespace py = pybind11;
 namespace dpcore {
 namespace {
 
-// As names_code() of dpcore/base/user_code.py has it.
-bool names_code(const std::string& text) {
-  return text.find(':') != std::string::npos || text.ends_with(".py");
+// As is_own() of dpcore/base/user_code.py has it.
+bool names_file(const std::string& text) {
+  return text.find(':') != std::string::npos || text.ends_with(".py") || text.ends_with(".xml") ||
+         text.ends_with(".json");
 }
 
 void check_kind(py::handle asked) {
@@ -30,7 +31,7 @@ void check_kind(py::handle asked) {
 CallAlgorithm read(py::handle asked, int rank, int world) {
   if (py::isinstance<py::str>(asked)) {
     std::string name(CallArguments::text_of(asked, "algorithm"));
-    if (!names_code(name)) {
+    if (!names_file(name)) {
       return {std::move(name)};
     }
   }

@@ -12,17 +12,20 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from operator import index
+from pathlib import Path
 from typing import Any
 
-from dpcore.base.user_code import is_own, loaded, naming_the_line
+from dpcore.base.user_code import is_own, loaded, names_code, naming_the_line
 from dpcore.errors import Error, Unsupported
-from dpcore.reference import Move, Schedule, check, make_schedule
+from dpcore.reference import Move, Schedule, ScheduleError, check, make_schedule
 from dpcore.reference.moves import in_sending_order
 
 __all__ = ["OwnAlgorithm", "is_own", "schedule_of"]
 
 _USUAL = "algorithm"  # the name that a file without one is searched for
+_INSTEAD = "pass a function of the number of ranks instead"
 _FIELDS = ("algorithm", "collective", "world", "chunks", "root", "ordered")
 
 
@@ -44,8 +47,9 @@ class OwnAlgorithm:
     """``name``: as the program wrote it, or what the function or schedule is called."""
 
     def __init__(self, algorithm: Any) -> None:
-        code = loaded(algorithm, _USUAL) if isinstance(algorithm, str) else algorithm
+        code = _named(algorithm) if isinstance(algorithm, str) else algorithm
         self._made = _is_schedule(code)
+        self._is_plan = isinstance(algorithm, str) and not names_code(algorithm)
         if not self._made and not callable(code):
             wanted = "a name, FILE:NAME, a function of the number of ranks or a dpcore.Schedule"
             if not isinstance(algorithm, str):
@@ -55,6 +59,7 @@ class OwnAlgorithm:
         self._code: Any = code
         called = code.algorithm if self._made else getattr(code, "__name__", type(code).__name__)
         self.name: str = algorithm if isinstance(algorithm, str) else called
+        self.world: int | None = code.world if self._made else None  # None: any
 
     def schedule(
         self,
@@ -73,7 +78,7 @@ class OwnAlgorithm:
         if made.world != world:
             raise Unsupported(
                 f"{about}: it is a schedule for {made.world} ranks"
-                + ("; pass a function of the number of ranks instead" if self._made else "")
+                + (f"; {_INSTEAD}" if self._made and not self._is_plan else "")
             )
         if collective not in (None, made.collective):
             raise Unsupported(f"{about}: it is for {made.collective}, not for {collective}")
@@ -103,6 +108,27 @@ class OwnAlgorithm:
         return Schedule(
             self.name, "all_reduce", world, chunks, 0, ordered, in_sending_order(moves, world)
         )
+
+
+def _named(algorithm: str) -> Any:
+    """The code or the plan that a text names."""
+    if names_code(algorithm):
+        return loaded(algorithm, _USUAL)
+    path = Path(algorithm)
+    if not path.is_file():
+        raise Unsupported(f"there is no file {path}")
+    return _schedule_in(path, path.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=32)
+def _schedule_in(path: Path, _: int) -> Schedule:
+    """Of a plan; a changed file is read again."""
+    from dpcore.reference import plans
+
+    try:
+        return plans.schedule_of_file(path)
+    except ScheduleError as problem:
+        raise Unsupported(str(problem)) from None
 
 
 def _is_schedule(found: Any) -> bool:

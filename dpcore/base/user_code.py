@@ -24,22 +24,31 @@ def names_code(text: str) -> bool:
     return ":" in text or text.endswith(".py")
 
 
-def is_own(algorithm: Any) -> bool:
-    """Whether it is code or a schedule, rather than the name of an algorithm of dpcore's.
+def names_plan(text: str) -> bool:
+    """Whether a text names a file with an algorithm of MSCCLang or mscclpp."""
+    return text.endswith((".xml", ".json"))
 
-    >>> is_own("mine.py:swing"), is_own("ring"), is_own("ring/moves"), is_own(None)
-    (True, False, False, False)
+
+def is_own(algorithm: Any) -> bool:
+    """Whether it is code, a plan or a schedule, rather than the name of an algorithm of dpcore's.
+
+    >>> is_own("mine.py:swing"), is_own("plan.xml"), is_own("ring"), is_own("ring/moves")
+    (True, True, False, False)
+    >>> is_own(None)
+    False
     """
-    return names_code(algorithm) if isinstance(algorithm, str) else algorithm is not None
+    if isinstance(algorithm, str):
+        return names_code(algorithm) or names_plan(algorithm)
+    return algorithm is not None
 
 
 def without_folders(name: str) -> str:
-    """For tables: code by the name of its file; a name of dpcore's as it is.
+    """For tables: code and plans by the name of their file; a name of dpcore's as it is.
 
     >>> without_folders("examples/swing.py:swing"), without_folders("ring/moves")
     ('swing.py:swing', 'ring/moves')
     """
-    return name.rpartition("/")[2] if names_code(name) else name
+    return name.rpartition("/")[2] if is_own(name) else name
 
 
 def place_of(text: str) -> str:

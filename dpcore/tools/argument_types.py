@@ -191,7 +191,7 @@ _GRAMMAR: dict[str, tuple[str, dict[str, Any]]] = {
     "--inter": ("one link", {"type": link, "metavar": "LINK"}),
     "--schedule": (_SCHEDULES, {"type": names, "metavar": "NAMES"}),
     "--algorithm": (
-        "algorithms, also file.py:function, with commas",
+        "algorithms, also file.py:function or plan.xml, with commas",
         {"type": names, "metavar": "NAMES"},
     ),
     "--collective": ("collectives, with commas", {"type": names, "metavar": "NAMES"}),

@@ -82,6 +82,7 @@ examples:
   dpcore show ring --open                       steps through an algorithm; needs no trace
   dpcore show bruck --collective all_to_all --world 5
   dpcore show mine.py:swing --world 8           an algorithm of your own: world -> moves
+  dpcore show plan.xml                          a plan of MSCCLang, or mscclpp's plan.json, proved
 
 The file is written by `with dpcore.trace("run.json"):` around the steps of interest. Files of
 torch.profiler (tensorboard_trace_handler, export_chrome_trace; compressed or not; Gloo, or NCCL)

@@ -22,7 +22,8 @@ NAVIGATION = {
         docs/parallel docs/torch_distributed docs/frameworks docs/notebooks""",
     "See and measure": """docs/research docs/related docs/simulator docs/show docs/slow
         docs/monitor docs/performance docs/results/* docs/compare docs/asked docs/noise_scale
-        docs/compile""",
+        docs/compile
+        docs/plans""",
     "Run it anywhere": """docs/running docs/network docs/interconnects docs/mpi docs/gpu
         docs/variables docs/failures docs/mistakes docs/compatibility SECURITY""",
     "API reference": """docs/reference/README docs/reference/start docs/reference/communicators

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from dpcore.base.user_code import names_code, place_of
+from dpcore.base.user_code import is_own, names_code, place_of
 from dpcore.errors import Unsupported
 from dpcore.reference import describe
 from dpcore.tools.show import moves
@@ -67,8 +67,9 @@ def _run_moves(options: argparse.Namespace) -> int:
         if len(getattr(options, one) or [0]) > 1:
             raise Unsupported(f"--{one}: a page steps through one; write one")
     plan = moves.asked(name, *(options.collective or [None]), *(options.world or [None]))
-    own = name if names_code(name) else ""
-    page = options.html or Path(f"{name.rpartition(':')[2] if own else name}.html")
+    own = name if is_own(name) else ""
+    called = name.rpartition(":")[2] if names_code(name) else Path(name).stem
+    page = options.html or Path(f"{called}.html")
     write_moves_page(page, plan, own)
     print(describe(plan), end="")
     print(f"wrote {page}")

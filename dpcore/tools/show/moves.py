@@ -8,8 +8,9 @@ from typing import Any
 
 from dpcore import reference
 from dpcore.base.own_algorithm import OwnAlgorithm
-from dpcore.base.user_code import names_code, place_of, without_folders
+from dpcore.base.user_code import is_own, names_code, place_of, without_folders
 from dpcore.errors import Error, Unsupported
+from dpcore.reference import plans
 from dpcore.tools.show.schedules import LARGEST_WORLD, SHOWN_FIRST, can_be_followed, steps_of
 
 WORLD = 4
@@ -22,17 +23,20 @@ def algorithms() -> list[str]:
 
 def is_meant(arguments: list[Path]) -> bool:
     """Whether ``dpcore show`` is asked for an algorithm: by its name, or as file.py:function,
-    where no file has it."""
-    if len(arguments) != 1 or os.path.exists(arguments[0]):
+    where no file has it, or for a file with a plan."""
+    if len(arguments) != 1:
         return False
+    if os.path.exists(arguments[0]):
+        return arguments[0].is_file() and plans.is_plan(arguments[0])
     name = str(arguments[0])
     return name in algorithms() or (names_code(name) and place_of(name).endswith(".py"))
 
 
 def asked(name: str, collective: str | None, world: int | None) -> reference.Schedule:
     """The moves that the options ask for."""
-    if names_code(name):
-        plan = OwnAlgorithm(name).schedule(_drawable(world), collective)
+    if is_own(name):
+        own = OwnAlgorithm(name)
+        plan = own.schedule(_drawable(own.world if world is None else world), collective)
         if not can_be_followed(plan):
             raise Unsupported(
                 f"{name} has {plan.chunks} chunks on {plan.world} ranks, more than one can follow"
@@ -57,7 +61,7 @@ def _drawable(world: int | None) -> int:
 
 def content(plan: reference.Schedule, own: str = "") -> dict[str, Any]:
     """What the page gets: all algorithms for all numbers of ranks, and this one to begin with.
-    ``own``: the user's, as file.py:function, of which ``plan`` is for one number."""
+    ``own``: the user's, as file.py:function or plan.xml, of which ``plan`` is for one number."""
     others = [name for name in reference.ALGORITHMS if name != plan.collective]
     schedules: dict[str, dict[str, Any]] = {}
     for world in range(2, LARGEST_WORLD + 1):

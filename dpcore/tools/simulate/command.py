@@ -12,7 +12,7 @@ from typing import Any
 
 from dpcore.base.link import parse_speed
 from dpcore.base.markup import short
-from dpcore.base.user_code import loaded, names_code
+from dpcore.base.user_code import is_own, loaded, names_code
 from dpcore.errors import Unsupported
 from dpcore.reference import algorithms_of
 from dpcore.reference.launches import ACROSS_STEPS, CAPPED, SCHEDULES
@@ -45,9 +45,11 @@ def run(options: argparse.Namespace) -> int:
     """Predicts and prints; the exit status."""
     recorded = gradients_of(*options.gradients)
     for name in options.algorithm:
-        if not names_code(name) and name not in (AUTO, *algorithms_of("all_reduce")):
+        if not is_own(name) and name not in (AUTO, *algorithms_of("all_reduce")):
             known = ", ".join((*algorithms_of("all_reduce"), AUTO))
-            raise Unsupported(f"--algorithm {name}: choose from {known}, or write file.py:function")
+            raise Unsupported(
+                f"--algorithm {name}: choose from {known}, or write file.py:function or plan.xml"
+            )
     calibration = options.calibration and calibrated(options.calibration)
     processors = calibration.processors if calibration else Processors.free()
     asked = [
