@@ -109,6 +109,11 @@ def _add_bench(commands: Commands) -> None:
         "--plain", action="store_true", help="ordinary tensors instead of tensors in the arena"
     )
     types.add(bench, "--seconds", 0.2)
+    bench.add_argument(
+        "--reproduce",
+        action="store_true",
+        help="measure what README claims, and say what holds here (ten minutes, in a clone)",
+    )
     types.add(bench, "--json", said="a line for each row")
 
 

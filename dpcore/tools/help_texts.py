@@ -31,6 +31,7 @@ examples:
   dpcore bench --collective all_gather,reduce_scatter --dtype bfloat16 --plain
   dpcore bench --json | jq .busbw
   torchrun --nproc-per-node 4 -m dpcore bench          on the ranks that a launcher started
+  dpcore bench --reproduce                             which of README's claims hold here
 
 The columns are those of nccl-tests: size is the larger side of the operation, algbw = size / time,
 busbw = algbw times the share of the bytes that must cross every rank's link (for all_reduce

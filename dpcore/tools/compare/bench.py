@@ -10,6 +10,8 @@ import argparse
 import json
 import math
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -24,7 +26,7 @@ from dpcore.tools.compare.collectives.contenders import ARENA, PLAIN, tuning
 from dpcore.tools.compare.collectives.loop import Measurement, Pace
 from dpcore.tools.compare.collectives.options import prove_own
 from dpcore.tools.compare.collectives.summary import records, summarise, total_wrong
-from dpcore.tools.records import run_facts
+from dpcore.tools.records import ROOT, run_facts
 from dpcore.tools.sizes import parse_sizes
 
 if TYPE_CHECKING:
@@ -63,6 +65,8 @@ def run(options: argparse.Namespace) -> int:
     """Measures and prints; the exit status. Under a launcher on its ranks, else on own ones."""
     given = {name: getattr(options, name) for name in _DEFAULTS}
     given = {name: value for name, value in given.items() if value is not None}
+    if options.reproduce:
+        return _reproduce([*given, *(["world"] if options.world else [])])
     asked = _DEFAULTS | given
     plan = Plan(
         collectives=collectives_of(asked["collective"]),
@@ -96,6 +100,18 @@ def run(options: argparse.Namespace) -> int:
     wrong = measure(comm, plan)
     finalize()
     return int(wrong > 0)
+
+
+def _reproduce(given: list[str]) -> int:
+    """Lets the repository measure what its README claims."""
+    if given:
+        raise Unsupported(f"--reproduce measures what README claims: leave out --{given[0]}")
+    if not (ROOT / "benchmarks" / "reproduce.py").exists():
+        raise Unsupported(
+            "--reproduce: the claims and what measures them are in the repository and not in an "
+            "installed package: clone it, type `make build` there, and run this in the clone"
+        )
+    return subprocess.call([sys.executable, "-m", "benchmarks.reproduce"], cwd=ROOT)
 
 
 class OwnRanks:
