@@ -254,8 +254,20 @@ def _add_simulate(commands: Commands) -> None:
         metavar="N",
         help="how many times what switches carry the cards can send (default: %(default)s)",
     )
-    types.add(simulate, "--schedule", "bucketed,sequential,per_parameter,flat")
+    types.add(
+        simulate, "--schedule", "bucketed,sequential,per_parameter,flat,priority,dear,zero1,zero2"
+    )
     types.add(simulate, "--algorithm", "two_shot")
+    simulate.add_argument(
+        "--straggler",
+        metavar="HOW",
+        help="ranks that are late: recorded, exponential:0.1, normal:0.1 or factors:1,1.3",
+    )
+    simulate.add_argument(
+        "--hook",
+        metavar="SHARE",
+        help="a hook that sends this share of the bytes; 0.5,0.2,0.1: with ms per MiB around it",
+    )
     types.add(simulate, "--world", said="default: the trace's")
     simulate.add_argument(
         "--best", action="store_true", help="try schedules, sizes and algorithms; the best first"

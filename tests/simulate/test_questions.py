@@ -1,17 +1,23 @@
 """What the command answers: the best schedule, how many ranks pay, how sure a prediction is."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 
 from dpcore.__main__ import main
 from dpcore.base.link import Speed
-from dpcore.tools.simulate import Gradients, Processors
+from dpcore.comm.communicators import costs
+from dpcore.reference.launches import ACROSS_STEPS
+from dpcore.tools.simulate import Gradients, Hook, LocalUpdates, Processors, Stragglers
+from dpcore.tools.simulate.gradients import gradients_of
 from dpcore.tools.simulate.links import Links
-from dpcore.tools.simulate.questions import candidates, interval, on_ranks, until
+from dpcore.tools.simulate.questions import candidates, interval, on_ranks, ranks_tried, until
 from dpcore.tools.simulate.residuals import CALIBRATIONS, measured_between
 from dpcore.tools.simulate.training import predict
 from tests.command_line import status_of
+from tests.simulate.test_calibration import MEASURED
 
 
 @pytest.fixture
@@ -70,6 +76,60 @@ def test_until_closes_in():
     found = until(work, 0.9, lambda world: 900 + world / 7)
     assert 0.97 * 700 < found.world <= 700
     assert len(found.steps) < 25
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "most"), [("recursive_doubling", 4096), ("halving_doubling", 4096), ("tree", 64)]
+)
+def test_until_goes_as_far_as_an_algorithm_can_be_simulated(algorithm, most):
+    links = Links.of(Speed(1.25e8, 5e-5))
+    assert ranks_tried(links, algorithm, False)[0] == most
+    assert ranks_tried(links, algorithm, True)[0] == 64
+    hosts = Links.levels(Speed(6e9, 2e-6), Speed(1.25e8, 5e-5), ranks_per_host=2)
+    assert ranks_tried(hosts, algorithm, False)[0] == 64
+
+
+def test_until_by_recursive_doubling_tries_powers_of_two(described, capsys):
+    asked = ["--link", "10gbit,5us", "--schedule", "flat", "--algorithm", "recursive_doubling"]
+    (line,) = answers(capsys, described, *asked, "--until", "0.8")
+    tried = [each["world"] for each in line["steps"]]
+    assert tried == [1 << n for n in range(1, len(tried) + 1)]
+    assert line["world"] == tried[-2]
+
+
+def test_words_for_local_updates_stragglers_and_hooks(described, capsys):
+    """They mean what the objects of ``predict`` mean."""
+    work = gradients_of(Path(described)).on(2)
+    link = Speed(1.25e8, 5e-5)
+    for words, keywords in (
+        (["--schedule", "local:4"], {"schedule": LocalUpdates(4)}),
+        (["--schedule", "bucketed:1", "--hook", "0.5,0.2,0.1"],
+         {"schedule": "bucketed", "bucket_cap_mb": 1.0,
+          "hook": Hook(0.5, 0.2e-3 / (1 << 20), 0.1e-3 / (1 << 20))}),
+        (["--schedule", "flat", "--straggler", "factors:1,1.5"],
+         {"schedule": "flat", "stragglers": Stragglers(factors=(1, 1.5))}),
+        (["--schedule", "flat", "--straggler", "exponential:0.3"],
+         {"schedule": "flat", "stragglers": Stragglers(exponential=0.3)}),
+    ):  # fmt: skip
+        (line,) = answers(capsys, described, "--link", "1gbit,50us", *words)
+        assert line["step_ms"] == predict(work, link, **keywords).step_ms
+
+
+def test_a_calibration_charges_processors(described, tmp_path, capsys):
+    path = costs.save(MEASURED | {"operation": 5e-3}, tmp_path / "costs.json")
+    asked = [described, "--link", "1gbit,50us", "--schedule", "per_parameter"]
+    (free,) = answers(capsys, *asked)
+    (costly,) = answers(capsys, *asked, "--calibration", str(path))
+    # Of the last of six operations, 5 ms, and more where the link waits for it.
+    assert costly["step_ms"] > free["step_ms"] + 5
+    assert "other calibrations" in costly["interval"]
+    assert costly["high_ms"] - costly["low_ms"] > free["high_ms"] - free["low_ms"]
+
+
+def test_without_words_schedules_across_steps_are_predicted_too(described, capsys):
+    lines = answers(capsys, described, "--link", "1gbit,50us")
+    assert [line["schedule"] for line in lines][:2] == ["bucketed", "sequential"]
+    assert set(ACROSS_STEPS) < {line["schedule"] for line in lines}
 
 
 def test_hosts_that_share_a_card(described, capsys):
@@ -166,9 +226,12 @@ def test_a_page_has_a_step_against_bandwidth_ranks_and_buckets(described, tmp_pa
         (["--link", "1gbit", "--ranks-per-host", "8"], "go with --intra and --inter"),
         (["--link", "1gbit", "--until", "1.5"], "'1.5' is not a share"),
         (["--intra", "1gbit,10gbit", "--inter", "1gbit"], "is not one link"),
-        (["--link", "1gbit", "--until", "0.9", "--algorithm", "tree"], "by two_shot and ring"),
+        (["--link", "1gbit", "--schedule", "local:soon"], "'soon' .* for example .*local:16"),
+        (["--link", "1gbit", "--straggler", "late"], "recorded, exponential:0.1"),
+        (["--link", "1gbit", "--straggler", "normal:-1"], "for example --straggler normal:0.1"),
+        (["--link", "1gbit", "--hook", "half"], "'half' .* for example --hook 0.5"),
     ],
 )
 def test_mistakes_are_explained(described, capsys, options, message):
     assert status_of("simulate", described, *options) == 2
-    assert message in capsys.readouterr().err
+    assert re.search(message, capsys.readouterr().err)

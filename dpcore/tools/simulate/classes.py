@@ -122,14 +122,14 @@ SHAPES: dict[tuple[str, str], Callable[[int], Shape]] = {
     ("all_gather", "ring"): partial(_ring_half, adds=False),
 }
 _FEW, MANY = 8, 64  # ranks
-_POWERS_OF_TWO = ("recursive_doubling", "halving_doubling")  # other worlds have ranks that stand in
+POWERS_OF_TWO = ("recursive_doubling", "halving_doubling")  # other worlds have ranks that stand in
 _PARTS = 16  # in which a round is followed where each message has a consequence of its own
 
 
 @cache
 def shape_of(collective: str, algorithm: str, world: int) -> Shape | None:
     """None where ranks do different things."""
-    if algorithm in _POWERS_OF_TWO and world & (world - 1):
+    if algorithm in POWERS_OF_TWO and world & (world - 1):
         return None
     make = SHAPES.get((collective, algorithm))
     return make(world) if make else None

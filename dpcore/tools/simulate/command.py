@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -22,20 +23,24 @@ from dpcore.tools.simulate.choice import AUTO
 from dpcore.tools.simulate.gradients import Gradients, gradients_of
 from dpcore.tools.simulate.heard import name_of
 from dpcore.tools.simulate.links import Links
+from dpcore.tools.simulate.local_updates import LocalUpdates
+from dpcore.tools.simulate.plan import Hook
 from dpcore.tools.simulate.plot import page
 from dpcore.tools.simulate.processors import Processors
 from dpcore.tools.simulate.questions import (
-    MOST_RANKS,
     Asked,
     Interval,
     candidates,
     interval,
     is_extrapolated,
     on_ranks,
+    ranks_tried,
     until,
 )
+from dpcore.tools.simulate.stragglers import Stragglers
 from dpcore.tools.simulate.training import Prediction, predict
 
+LOCAL = "local"
 _SHOWN = 10  # of the best
 # Said beside every prediction.
 NOT_MODELLED = "memory bandwidth that ranks of a host share; other jobs on the network"
@@ -52,6 +57,8 @@ def run(options: argparse.Namespace) -> int:
             )
     calibration = options.calibration and calibrated(options.calibration)
     processors = calibration.processors if calibration else Processors.free()
+    stragglers = stragglers_of(options.straggler) if options.straggler else Stragglers()
+    hook = hook_of(options.hook) if options.hook else None
     asked = [
         Asked(*_schedule_and_cap(text), algorithm)
         for text in options.schedule
@@ -61,7 +68,9 @@ def run(options: argparse.Namespace) -> int:
     def predicted(
         one: Asked, work: Gradients, links: Links, costs: Processors = processors
     ) -> Prediction:
-        return predict(work, links, one.schedule, one.bucket_cap_mb, one.algorithm, costs)
+        return predict(
+            work, links, one.schedule, one.bucket_cap_mb, one.algorithm, costs, stragglers, hook
+        )
 
     lines: list[dict[str, Any]] = []
     given = _links_of(options)
@@ -136,23 +145,21 @@ def _until(
 ) -> dict[str, Any]:
     """How many ranks keep the efficiency, told and as facts."""
     name = one.schedule if isinstance(one.schedule, str) else name_of(one.schedule)
-    if not isinstance(one.algorithm, str) or one.algorithm not in ("two_shot", "ring"):
-        raise Unsupported(
-            f"--until with --algorithm {one.algorithm}: thousands of ranks are simulated by "
-            "two_shot and ring"
-        )
+    most, powers = ranks_tried(links, one.algorithm, bool(options.straggler))
     found = until(
         recorded,
         options.until,
         lambda world: predicted(one, on_ranks(recorded, world), links).step_ms,
+        most,
+        powers,
     )
     alone_ms = recorded.compute_seconds * 1e3
     if not options.json:
-        most = f"up to {found.world} ranks" if found.world else "on one rank only"
-        if found.world == MOST_RANKS:
-            most += " and maybe more"
+        said = f"up to {found.world} ranks" if found.world else "on one rank only"
+        if found.world == most:
+            said += " and maybe more"
         print(
-            f"{name} by {one.algorithm} over {words}: {most} each does at least "
+            f"{name} by {one.algorithm} over {words}: {said} each does at least "
             f"{options.until:.0%} of the work that it does alone"
             + (" (extrapolated)" if is_extrapolated(found.world) else "")
         )
@@ -164,12 +171,15 @@ def _until(
         "algorithm": one.algorithm,
         "efficiency": options.until,
         "world": found.world,
+        "most": most,
         "extrapolated": is_extrapolated(found.world),
         "steps": [{"world": world, "step_ms": ms} for world, ms in found.steps],
     }
 
 
 def _schedule_and_cap(text: str) -> tuple[Any, float | None]:
+    if text.partition(":")[0] == LOCAL:
+        return LocalUpdates(numbers(text.partition(":")[2], "--schedule local:16", 1, int)[0]), None
     name, cap = name_and_cap(text, (*SCHEDULES, *ACROSS_STEPS))
     if cap == "auto":
         raise Unsupported(f"--schedule {text}: a prediction needs a size in MiB, such as {name}:25")
@@ -225,6 +235,44 @@ def _caps_of(line: Prediction) -> str:
     if line.schedule in SCHEDULES and line.schedule not in CAPPED:
         return "–"
     return ", ".join(f"{cap:g}" for cap in line.caps_mb)
+
+
+def stragglers_of(text: str) -> Stragglers:
+    """
+    >>> stragglers_of("exponential:0.1").exponential, stragglers_of("factors:1,1.3").factors
+    (0.1, (1.0, 1.3))
+    """
+    kind, _, rest = text.partition(":")
+    if text == "recorded":
+        return Stragglers(recorded=True)
+    if kind == "factors":
+        return Stragglers(factors=tuple(numbers(rest, "--straggler factors:1,1.3")))
+    if kind in ("normal", "exponential"):
+        (share,) = numbers(rest, f"--straggler {kind}:0.1", 1)
+        return Stragglers(**{kind: share})
+    raise Unsupported(
+        f"--straggler {text}: write recorded, exponential:0.1, normal:0.1, or factors:1,1.3, which "
+        "has how many times as long each rank computes"
+    )
+
+
+def hook_of(text: str) -> Hook:
+    """
+    >>> hook_of("0.5,0.2,0.1").share
+    0.5
+    """
+    share, *ms = numbers(text, "--hook 0.5 or --hook 0.5,0.2,0.1", 3)
+    return Hook(share, *(each * 1e-3 / (1 << 20) for each in ms))
+
+
+def numbers(text: str, example: str, most: int = 4096, kind: Any = float) -> list[Any]:
+    try:
+        found = [kind(part) for part in text.split(",")]
+    except ValueError:
+        found = []
+    if not 0 < len(found) <= most or not all(0 <= each < math.inf for each in found):
+        raise Unsupported(f"{text!r} is not what belongs here; write for example {example}")
+    return found
 
 
 def named_or_own(text: str) -> Any:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from dpcore.reference.launches import ACROSS_STEPS
-from dpcore.tools.simulate.classes import MANY
+from dpcore.tools.simulate.classes import MANY, POWERS_OF_TWO, stands_for_all
 from dpcore.tools.simulate.gradients import Gradients
 from dpcore.tools.simulate.links import Links
 from dpcore.tools.simulate.processors import Processors
@@ -111,11 +111,25 @@ class Efficiency:
     steps: Sequence[tuple[int, float]]
 
 
+def ranks_tried(links: Links, algorithm: Any, straggle: bool) -> tuple[int, bool]:
+    """Up to how many ranks ``until`` may go, and whether only to powers of two: thousands where one
+    stands for all, else as many as can be simulated each."""
+    powers = algorithm in POWERS_OF_TWO if isinstance(algorithm, str) else False
+    work = Gradients([8], [0], [0.1], [0.1], [[0.1]]).on(MOST_RANKS)
+    one_for_all = not straggle and stands_for_all(work, links, algorithm)
+    return (MOST_RANKS if one_for_all else MANY), powers
+
+
 def until(
-    recorded: Gradients, efficiency: float, ranks_to_ms: Callable[[int], float]
+    recorded: Gradients,
+    efficiency: float,
+    ranks_to_ms: Callable[[int], float],
+    most: int = MOST_RANKS,
+    powers: bool = False,
 ) -> Efficiency:
     """The most ranks of which each does at least ``efficiency`` of the work that it does alone, up
-    to 4,096: by doubling, then by halves. ``ranks_to_ms``: a step on so many.
+    to ``most``: by doubling, then by halves unless only ``powers`` of two are asked for.
+    ``ranks_to_ms``: a step on so many.
 
     >>> work = Gradients([8], [0], [0.1], [0.8], [[0.5]])
     >>> until(work, 0.9, lambda world: 900 + world).world
@@ -129,9 +143,9 @@ def until(
         return alone / tried[world] >= efficiency
 
     low, high = 1, 2
-    while high <= MOST_RANKS and keeps(high):
+    while high <= most and keeps(high):
         low, high = high, 2 * high
-    while high <= MOST_RANKS and high - low > max(1, low // 64):
+    while not powers and high <= most and high - low > max(1, low // 64):
         middle = (low + high) // 2
         low, high = (middle, high) if keeps(middle) else (low, middle)
     return Efficiency(low if low > 1 else 0, sorted(tried.items()))
