@@ -9,8 +9,9 @@ from dpcore import reference
 from dpcore.base.link import Speed
 from dpcore.errors import Unsupported
 from dpcore.tools.simulate import Gradients, Network, NetworkOperation, predict
-from dpcore.tools.simulate.classes import SHAPES, RepresentativeNetwork, shape_of
+from dpcore.tools.simulate.classes import RepresentativeNetwork
 from dpcore.tools.simulate.processors import Processors
+from dpcore.tools.simulate.shapes import SHAPES, shape_of
 
 KIB, MIB = 1 << 10, 1 << 20
 BUSY = Processors(operation=20e-6, message=3e-6, copied_byte=1e-10, reduced_byte=2e-10, wake=8e-6)
@@ -124,12 +125,33 @@ def test_what_repeats_is_passed_over_without_an_effect(monkeypatch):
     assert passed == followed
 
 
-def test_thousands_of_ranks_take_no_time():
+@pytest.mark.parametrize("rate", [1.25e8, 1.25e10])
+def test_trains_take_what_their_segments_take(rate, monkeypatch):
+    """Operations of many segments, of which later ones are more urgent, and one of few."""
+    operations = [(10 * MIB + 1000 * n, n * 3e-3, n % 3) for n in range(6)] + [(MIB, 0.01, 2)]
+    link = Speed(rate, 50e-6)
+    trains = seconds_of(RepresentativeNetwork(1024, link, "recursive_doubling"), operations)
+    monkeypatch.setattr("dpcore.tools.simulate.shapes.TRAINS", 1 << 30)
+    each = seconds_of(RepresentativeNetwork(1024, link, "recursive_doubling"), operations)
+    assert trains != each
+    assert trains == pytest.approx(each, rel=0.01)
+
+
+def test_trains_take_what_they_take_on_every_rank():
+    """Where the window holds all segments."""
+    operations = [(4 * MIB, 0.0, 0), (4 * MIB, 0.0, 1)]
+    link = Speed(1.25e9, 500e-6)
+    every, one = both(16, link, "recursive_doubling", operations)
+    assert one == pytest.approx(every, rel=0.01)
+
+
+@pytest.mark.parametrize("algorithm", ["two_shot", "ring", "recursive_doubling"])
+def test_thousands_of_ranks_take_no_time(algorithm):
     """100 buckets on 4,096 ranks. The bound is for a machine that does much else."""
     ready = [0.01 * n for n in range(1, 101)]
     work = Gradients([25 * MIB + 4 * n for n in range(100)], [0] * 100, [0.1], [1.0], [ready])
     begin = time.process_time()
-    predicted = predict(work.on(4096), Speed(1.25e10, 5e-6), "per_parameter")
+    predicted = predict(work.on(4096), Speed(1.25e10, 5e-6), "per_parameter", None, algorithm)
     assert predicted.buckets == 100
     assert predicted.step_ms >= predicted.bound_ms
     assert time.process_time() - begin < 5

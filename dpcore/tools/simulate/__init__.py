@@ -8,6 +8,7 @@
     processors  what that costs processors, and how threads share their cores
     in_memory   operations among ranks that share memory: no message, only processors
     classes     one rank that stands for all, where all do the same
+    shapes      what such a rank sends: algorithms as rounds of messages
     calibration  what ``dpcore calibrate`` has measured, as processors and links
     gradients   what a step computes, from a trace or a description
     ranks       steps one after the other: forward, backward, the optimizer, and a launch schedule

@@ -24,9 +24,9 @@ from __future__ import annotations
 import heapq
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import cache, cached_property, partial
-from itertools import accumulate, chain, count, pairwise
+from dataclasses import replace
+from functools import partial
+from itertools import chain, count, pairwise
 from typing import Any
 
 from dpcore.base.link import Speed
@@ -35,104 +35,13 @@ from dpcore.tools.simulate.gradients import Gradients
 from dpcore.tools.simulate.links import Links
 from dpcore.tools.simulate.network import SLOTS, NetworkOperation, segments_of, window_of
 from dpcore.tools.simulate.processors import Processors, Threads
+from dpcore.tools.simulate.shapes import Shape, in_trains, shape_of
 
 _PS = 1e12
 
 
-@dataclass(frozen=True)
-class Rounds:
-    """``times`` rounds of ``messages``. ``opens``: how many messages of the next round may leave
-    for each that arrives; 0 if all have to arrive first. ``ends``: how many chunks are complete
-    with each message, so that the window lets others in; the rest is with the last one.
-    ``collects``: what comes is all for one chunk, the last that the rank takes up; else each is for
-    the chunk that it takes up after those that it has sent. ``adds``: it is added to what the rank
-    has."""
-
-    times: int
-    messages: int
-    opens: int = 0
-    ends: int = 0
-    collects: bool = False
-    adds: bool = False
-
-
-@dataclass(frozen=True)
-class Shape:
-    """What an algorithm does: into how many chunks it cuts, and the rounds of each segment."""
-
-    chunks: int
-    rounds: tuple[Rounds, ...]
-
-    @property
-    def ends_at_last(self) -> int:
-        return self.chunks - sum(each.times * each.messages * each.ends for each in self.rounds)
-
-    @cached_property
-    def before(self) -> list[int]:
-        """Messages of the rounds before."""
-        counts = (each.times * each.messages for each in self.rounds)
-        return list(accumulate(counts, initial=0))
-
-
-def _ring(world: int) -> Shape:
-    return Shape(world, (Rounds(world - 1, 1, adds=True), Rounds(world - 1, 1, ends=1)))
-
-
-def _ring_half(world: int, adds: bool) -> Shape:
-    return Shape(world, (Rounds(world - 1, 1, ends=1, adds=adds),))
-
-
-def _two_shot(world: int) -> Shape:
-    return Shape(
-        world, (Rounds(1, world - 1, collects=True, adds=True), Rounds(1, world - 1, ends=1))
-    )
-
-
-def _direct(world: int, adds: bool) -> Shape:
-    return Shape(world, (Rounds(1, world - 1, ends=1, collects=adds, adds=adds),))
-
-
-def _one_shot(world: int) -> Shape:
-    return Shape(1, (Rounds(1, world - 1, collects=True, adds=True),))
-
-
-def _recursive_doubling(world: int) -> Shape:
-    return Shape(1, (Rounds(world.bit_length() - 1, 1, adds=True),))
-
-
-def _halving_doubling(world: int) -> Shape:
-    """A chunk goes on as soon as it has come: while it halves, the first ones do; while it doubles,
-    with each that comes one goes that the rank had before. The last round ends two with each
-    message, one that is sent and one that comes."""
-    sizes = [1 << step for step in range(world.bit_length() - 1)]
-    halving = [Rounds(1, size, opens=1, adds=True) for size in reversed(sizes)]
-    doubling = [Rounds(1, size, opens=2) for size in sizes[:-1]]
-    return Shape(world, (*halving, *doubling, Rounds(1, sizes[-1], ends=2)))
-
-
-SHAPES: dict[tuple[str, str], Callable[[int], Shape]] = {
-    ("all_reduce", "one_shot"): _one_shot,
-    ("all_reduce", "two_shot"): _two_shot,
-    ("all_reduce", "ring"): _ring,
-    ("all_reduce", "recursive_doubling"): _recursive_doubling,
-    ("all_reduce", "halving_doubling"): _halving_doubling,
-    ("reduce_scatter", "direct"): partial(_direct, adds=True),
-    ("reduce_scatter", "ring"): partial(_ring_half, adds=True),
-    ("all_gather", "direct"): partial(_direct, adds=False),
-    ("all_gather", "ring"): partial(_ring_half, adds=False),
-}
 _FEW, MANY = 8, 64  # ranks
-POWERS_OF_TWO = ("recursive_doubling", "halving_doubling")  # other worlds have ranks that stand in
 _PARTS = 16  # in which a round is followed where each message has a consequence of its own
-
-
-@cache
-def shape_of(collective: str, algorithm: str, world: int) -> Shape | None:
-    """None where ranks do different things."""
-    if algorithm in POWERS_OF_TWO and world & (world - 1):
-        return None
-    make = SHAPES.get((collective, algorithm))
-    return make(world) if make else None
 
 
 def stands_for_all(work: Gradients, links: Links, algorithm: Any) -> bool:
@@ -249,6 +158,7 @@ class RepresentativeNetwork:
         self.links = Links.of(link)
         self.algorithm = algorithm
         self.processors = processors
+        self._is_free = processors.is_free
         self._latency = round(self.links.inter.latency * _PS)
         self._card = _Card()
         self._queue: list[_Event] = []  # a heap
@@ -345,6 +255,8 @@ class RepresentativeNetwork:
         rate = self.links.inter.bytes_per_second
         window = window_of(self.links, 0, self.world, shape.chunks)
         parts = segments_of(operation.nbytes / shape.chunks, self.links.segment_bytes(self.world))
+        if self._is_free and len(parts) <= window:
+            shape, parts = in_trains(shape, parts)
         running = _Running(operation, shape, window, parts, rate)
         self._periods.forget()
         if not parts:
@@ -364,7 +276,7 @@ class RepresentativeNetwork:
             part = 1
             if allowed < segment.opened[at]:
                 running.held.append((segment, at))
-        elif rounds.opens or not self.processors.is_free:
+        elif rounds.opens or not self._is_free:
             part = max(1, rounds.messages // _PARTS)
         card = self._card
         if left and card.piece and card.ends > now and card.piece[0] > running.urgency:
@@ -415,7 +327,7 @@ class RepresentativeNetwork:
 
     def _come(self, arrival: _Arrival, now: int) -> None:
         """A message has arrived, and another one where the representative's has: it copies it."""
-        if self.processors.is_free:
+        if self._is_free:
             self._ask_for(arrival, now)
             return
         _, _, segment, _, messages = arrival
@@ -445,7 +357,7 @@ class RepresentativeNetwork:
 
     def _take(self, segment: _Segment, at: int, messages: int, now: int) -> None:
         processors, rounds = self.processors, segment.running.shape.rounds[at]
-        if processors.is_free:
+        if self._is_free:
             self._arrive(segment, at, messages, now)
             return
         per_byte = processors.reduced_byte if rounds.adds else processors.copied_byte

@@ -160,6 +160,7 @@ class Threads:
     def __init__(self, processors: Processors, world: int, ranks_per_host: int, at: At) -> None:
         self.world = world
         self._processors = processors
+        self._is_free = processors.is_free
         self._at = at
         self._order = count()
         together = processors.ranks or ranks_per_host
@@ -181,7 +182,7 @@ class Threads:
     ) -> None:
         """The thread that drives a rank's operations works; the most urgent first. ``is_awake``: it
         is the program's, which calls, or waits and polls."""
-        if self._processors.is_free:
+        if self._is_free:
             act(now)
             return
         driver = self._drivers[rank]

@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from dpcore.reference.launches import ACROSS_STEPS
-from dpcore.tools.simulate.classes import MANY, POWERS_OF_TWO, stands_for_all
+from dpcore.tools.simulate.classes import MANY, stands_for_all
 from dpcore.tools.simulate.gradients import Gradients
 from dpcore.tools.simulate.links import Links
 from dpcore.tools.simulate.processors import Processors
 from dpcore.tools.simulate.residuals import measured_between, varied
+from dpcore.tools.simulate.shapes import POWERS_OF_TWO
 from dpcore.tools.simulate.training import Prediction
 
 MOST_RANKS = 4096
