@@ -92,6 +92,13 @@ def test_what_happens_once_or_cannot_be_changed_is_no_finding(tmp_path, options)
     assert found == [], lines
 
 
+def test_torchs_default_for_a_small_model_is_not_wrong(tmp_path):
+    """A bucket of 1 MiB and one with all else: smaller ones could be tried."""
+    folder = Planted(1, sizes=[MIB] * 16, sends=[0, 15], rate=MIB / 4).write(tmp_path)
+    found, lines = causes(folder)
+    assert found == [] and "Could be tried: Smaller buckets than torch's default" in "".join(lines)
+
+
 def test_a_gpu_that_waits_for_the_host(tmp_path):
     found, lines = causes(gpu_run(tmp_path, item_ms=5))
     assert found == ["GPU-CPU synchronisation"], lines

@@ -48,8 +48,9 @@ class Advice:
         e = self.evidence
         if not e.count:
             return "too few steps to advise on"
+        ranks = "1 rank" if e.world == 1 else f"{e.world} ranks"
         return (
-            f"{e.world} ranks of {e.stack} over {e.library or 'nothing'}, {e.count} steps of "
+            f"{ranks} of {e.stack} over {e.library or 'nothing'}, {e.count} steps of "
             f"{short(e.step_ms)} ms, of which {short(e.median(lambda s: s.exposed_ms))} ms are "
             "exposed communication"
         )

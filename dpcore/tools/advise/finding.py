@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-BOUND, SIMULATOR, RERUN = "bound", "simulator", "rerun"
+BOUND, SIMULATOR = "bound", "simulator"
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,15 @@ class Finding:
         """In words."""
         share = f"{min(1.0, self.high_ms / step_ms):.0%} of a step" if step_ms > 0 else "of a step"
         if self.low_ms > 0:
-            ms = f"{_ms(self.low_ms)} to {_ms(self.high_ms)} ms, up to {share}"
+            ms = f"{shown(self.low_ms)} to {shown(self.high_ms)} ms, up to {share}"
         else:
-            ms = f"at most {_ms(self.high_ms)} ms, {share}"
+            ms = f"at most {shown(self.high_ms)} ms, {share}"
         return f"{ms} ({self.basis}: {self.why})" if self.why else f"{ms} ({self.basis})"
 
 
-def _ms(value: float) -> str:
+def shown(value: float) -> str:
+    """
+    >>> shown(3.14159), shown(2048.7)
+    ('3.14', '2049')
+    """
     return f"{value:.3g}" if value < 1000 else f"{value:.0f}"

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from itertools import accumulate
 
 from dpcore.tools.advise.evidence import Bucket, Evidence, Step
-from dpcore.tools.advise.finding import Finding
+from dpcore.tools.advise.finding import Finding, shown
 
 MIB = 1 << 20
 _DEFAULT_CAP = 25 * MIB
@@ -48,8 +48,8 @@ def tiny(e: Evidence) -> Finding | None:
         says="Gradients travel in many small buckets, each of which costs time of its own.",
         evidence=(
             f"{count} buckets of {_size(total / count)} each in a step; torch's default makes "
-            f"{needed}. They are in flight for {_ms(flight)} ms of a step, and {_ms(waits_ms(e))} "
-            "of these are exposed"
+            f"{needed}. They are in flight for {shown(flight)} ms of a step, and "
+            f"{shown(waits_ms(e))} of these are exposed"
         ),
         high_ms=high,
         why="all that is exposed, and the fixed costs of the buckets that would be saved",
@@ -83,14 +83,22 @@ def giant(e: Evidence) -> Finding | None:
     if high < _WORTH * e.step_ms:
         return None
     cap = max(2, round(total / MIB / _PIECES))
+    most = max((nbytes for _, nbytes in e.ranks[0][0].arrivals), default=0)
+    is_default = e.of_torch and len(buckets) > 1 and largest.bytes <= _DEFAULT_CAP + most
     return Finding(
         cause="one giant bucket",
-        says="One bucket holds nearly all gradients, so they are sent when backward is over.",
+        says=(
+            f"Smaller buckets than torch's default would be sent earlier: one holds "
+            f"{largest.bytes / total:.0%} of this small model."
+            if is_default
+            else "One bucket holds nearly all gradients, so they are sent when backward is over."
+        ),
+        trades=is_default,
         evidence=(
             f"it holds {_size(largest.bytes)}, {largest.bytes / total:.0%} of all gradients; its "
-            f"first gradient comes {_ms(_at(e, lambda b: b.first_ms))} ms after backward begins, "
-            f"and it is sent after {_ms(_at(e, lambda b: b.launch_ms))} ms; "
-            f"{_ms(waits_ms(e))} ms of a step are exposed"
+            f"first gradient comes {shown(_at(e, lambda b: b.first_ms))} ms after backward begins, "
+            f"and it is sent after {shown(_at(e, lambda b: b.launch_ms))} ms; "
+            f"{shown(waits_ms(e))} ms of a step are exposed"
         ),
         high_ms=high,
         why=f"in {_PIECES} pieces, what fits under the rest of backward",
@@ -137,9 +145,9 @@ def first_late(e: Evidence) -> Finding | None:
         if blocks
         else "The first bucket is large, so the link has nothing to do at first.",
         evidence=(
-            f"when it is sent, {_ms(_first_launch(e))} ms after backward begins, gradients of "
+            f"when it is sent, {shown(_first_launch(e))} ms after backward begins, gradients of "
             f"{_size(nbytes)} have come, and it holds {_size(first.bytes)}; "
-            f"{_ms(waits_ms(e))} ms of a step are exposed"
+            f"{shown(waits_ms(e))} ms of a step are exposed"
         ),
         high_ms=high,
         why="the time in which the link could have been sending",
@@ -173,9 +181,9 @@ def at_end(e: Evidence) -> Finding | None:
             else "All gradients come at the end of backward, so nothing is sent before."
         ),
         evidence=(
-            f"the first of {len(e.ranks[0][0].arrivals)} gradients comes {_ms(first)} ms after "
-            f"backward begins, which takes {_ms(backward)} ms; {_ms(waits_ms(e))} ms of a step are "
-            "exposed"
+            f"the first of {len(e.ranks[0][0].arrivals)} gradients comes {shown(first)} ms after "
+            f"backward begins, which takes {shown(backward)} ms; {shown(waits_ms(e))} ms of a step "
+            "are exposed"
         ),
         high_ms=high,
         why="all that is exposed, as far as backward is long enough to hide it",
@@ -205,9 +213,9 @@ def unused(e: Evidence) -> Finding | None:
         cause="unused parameters searched",
         says="DDP searches for unused parameters in every step (find_unused_parameters=True).",
         evidence=(
-            f"the search takes {_ms(ms)} ms, a map of the used parameters travels in an all-reduce "
-            "of its own, and buckets stay in the order of the parameters: the first is sent "
-            f"{_ms(statistics.median(launches))} ms after backward begins"
+            f"the search takes {shown(ms)} ms, a map of the used parameters travels in an "
+            "all-reduce of its own, and buckets stay in the order of the parameters: the first is "
+            f"sent {shown(statistics.median(launches))} ms after backward begins"
             + (f"; {count} gradients came in each step" if count and _is_constant(e) else "")
         ),
         high_ms=max(ms + held, 0.01),
@@ -228,7 +236,7 @@ def copies(e: Evidence) -> Finding | None:
     return Finding(
         cause="copies out of buckets",
         says="DDP copies every gradient out of its bucket.",
-        evidence=f"copy_bucket_to_grad takes {_ms(ms)} ms of a step of {_ms(e.step_ms)} ms",
+        evidence=f"copy_bucket_to_grad takes {shown(ms)} ms of a step of {shown(e.step_ms)} ms",
         high_ms=ms,
         why="these copies",
         change="DistributedDataParallel(model, gradient_as_bucket_view=True), which also saves the "
@@ -293,7 +301,3 @@ def _change_of_first(e: Evidence, blocks: bool) -> str:
 
 def _size(nbytes: float) -> str:
     return f"{nbytes / MIB:.3g} MiB" if nbytes >= MIB / 10 else f"{nbytes / 1024:.3g} KiB"
-
-
-def _ms(value: float) -> str:
-    return f"{value:.3g}" if value < 1000 else f"{value:.0f}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from dpcore.tools.advise.evidence import Evidence, Step
-from dpcore.tools.advise.finding import Finding
+from dpcore.tools.advise.finding import Finding, shown
 from dpcore.tools.advise.of_buckets import waits_ms
 
 MIB = 1 << 20
@@ -64,7 +64,7 @@ def slow_link(e: Evidence, expected: float = 0.0) -> Finding | None:
         evidence=(
             f"the quickest bucket travels at {_rate(rate)} in each direction"
             + (f", and the link should carry {_rate(expected)}" if expected else "")
-            + f"; {_ms(waits)} ms of a step of {_ms(e.step_ms)} ms are exposed"
+            + f"; {shown(waits)} ms of a step of {shown(e.step_ms)} ms are exposed"
         ),
         high_ms=waits * (1 - rate / should),
         why=f"at {_rate(should)}",
@@ -96,7 +96,7 @@ def slow_messages(e: Evidence) -> Finding | None:
         says="Even small messages take milliseconds.",
         evidence=(
             f"the quickest of {len(small)} buckets of at most {_SMALL_BYTES >> 10} KiB takes "
-            f"{_ms(least)} ms; {_ms(waits)} ms of a step are exposed"
+            f"{shown(least)} ms; {shown(waits)} ms of a step are exposed"
         ),
         high_ms=min(waits, count * least),
         why="if these took no time",
@@ -134,8 +134,8 @@ def syncs(e: Evidence) -> Finding | None:
         cause="GPU-CPU synchronisation",
         says=f"The host waits for the GPU in a step ({what}), which then has nothing to do.",
         evidence=(
-            f"after {count:.0f} such waits in a step the GPU is idle for {_ms(ms)} ms of "
-            f"{_ms(e.step_ms)} ms; most of it after {what}"
+            f"after {count:.0f} such waits in a step the GPU is idle for {shown(ms)} ms of "
+            f"{shown(e.step_ms)} ms; most of it after {what}"
         ),
         high_ms=ms,
         why="all of this idle time",
@@ -164,7 +164,7 @@ def half_the_bytes(e: Evidence) -> Finding | None:
         cause="bytes",
         says=f"Gradients could travel as {kind}, half as many bytes. It rounds them.",
         evidence=(
-            f"buckets travel for {_ms(flight)} ms of a step, and {_ms(waits)} ms are exposed"
+            f"buckets travel for {shown(flight)} ms of a step, and {shown(waits)} ms are exposed"
         ),
         high_ms=high,
         why="half of the time in which buckets travel",
@@ -180,7 +180,3 @@ def _on_the_link(step: Step) -> float:
 def _rate(bytes_per_second: float) -> str:
     bits = bytes_per_second * 8
     return f"{bits / 1e9:.3g} Gbit/s" if bits >= 1e9 else f"{bits / 1e6:.3g} Mbit/s"
-
-
-def _ms(value: float) -> str:
-    return f"{value:.3g}" if value < 1000 else f"{value:.0f}"

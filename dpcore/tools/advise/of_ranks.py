@@ -6,13 +6,13 @@ import statistics
 from collections.abc import Sequence
 
 from dpcore.tools.advise.evidence import Evidence, Step
-from dpcore.tools.advise.finding import Finding
+from dpcore.tools.advise.finding import Finding, shown
 
 _LEAST_STEPS = 3
 _LATER = 0.05  # a late rank costs at least this share of a step
 _CORROBORATED = 0.4  # of the difference, the others have to be seen waiting
 _LOADS, _LOADS_ALONE = 0.1, 0.15
-_BETWEEN_TORCH, _BETWEEN = 0.12, 0.35  # only torch's profile knows the optimizer
+_BETWEEN_TORCH, _BETWEEN = 0.12, 0.3  # only torch's profile knows the optimizer
 _UNEQUAL, _UNEQUAL_UNSEEN = 0.03, 0.12
 _ALIKE = 0.9  # correlation of forward and backward, if the work differs and not the machine
 _SLOW_GFLOPS, _QUICK_GFLOPS = 1.0, 5.0
@@ -45,9 +45,9 @@ def straggler(e: Evidence) -> Finding | None:
         cause="straggler",
         says=f"Rank {number} computes longer than the other ranks, which wait for it.",
         evidence=(
-            f"rank {number} computes {_ms(mine)} ms in a step, the slowest of the others "
-            f"{_ms(statistics.median(others))}; the others wait {_ms(statistics.median(late))} ms "
-            f"in a step until it has entered ({e.count} steps)"
+            f"rank {number} computes {shown(mine)} ms in a step, the slowest of the others "
+            f"{shown(statistics.median(others))}; the others wait "
+            f"{shown(statistics.median(late))} ms in a step until it has entered ({e.count} steps)"
         ),
         low_ms=max(0.0, min(low, high)),
         high_ms=high,
@@ -90,8 +90,8 @@ def loader(e: Evidence) -> Finding | None:
         says=f"{whom} for data.",
         evidence=(
             "the DataLoader's next batch takes "
-            + ", ".join(f"{_ms(ms)} ms on rank {n}" for n, ms in _some(e, by_rank))
-            + f" of a step of {_ms(e.step_ms)} ms"
+            + ", ".join(f"{shown(ms)} ms on rank {n}" for n, ms in _some(e, by_rank))
+            + f" of a step of {shown(e.step_ms)} ms"
         ),
         high_ms=ms,
         why="all of the time in which the slowest rank loads",
@@ -120,7 +120,7 @@ def between(e: Evidence) -> Finding | None:
         says="Ranks spend much of a step outside of forward, backward and communication: "
         + ("data loading" if e.of_torch else "data loading, the optimizer")
         + ", logging, or Python.",
-        evidence=what + ", ".join(f"{_ms(ms)} ms on rank {n}" for n, ms in _some(e, by_rank)),
+        evidence=what + ", ".join(f"{shown(ms)} ms on rank {n}" for n, ms in _some(e, by_rank)),
         high_ms=ms,
         why="all of that time",
         change=(
@@ -160,8 +160,8 @@ def batches(e: Evidence) -> Finding | None:
         cause="unequal batches",
         says=says,
         evidence=(
-            f"{told}; the rank with most work computes {_ms(gain)} ms longer than the mean of all, "
-            f"in a step of {_ms(e.step_ms)} ms"
+            f"{told}; the rank with most work computes {shown(gain)} ms longer than the mean of "
+            f"all, in a step of {shown(e.step_ms)} ms"
         ),
         low_ms=max(0.0, low),
         high_ms=high,
@@ -204,12 +204,12 @@ def threads(e: Evidence) -> Finding | None:
     if e.products and (is_slow or is_disturbed):
         one = e.products[0]
         seen = (
-            f"{one.what} takes {_ms(one.median_ms)} ms, {one.flops / one.median_ms * 1e-6:.2g} "
+            f"{one.what} takes {shown(one.median_ms)} ms, {one.flops / one.median_ms * 1e-6:.2g} "
             "GFLOP/s, where one core makes more than "
             f"{_QUICK_GFLOPS:.0f}"
             if is_slow
-            else f"{one.what} takes {_ms(one.quick_ms)} ms if nothing disturbs it, and "
-            f"{_ms(one.total_ms / one.count)} in the mean"
+            else f"{one.what} takes {shown(one.quick_ms)} ms if nothing disturbs it, and "
+            f"{shown(one.total_ms / one.count)} in the mean"
         )
         evidence, high = "; ".join(filter(None, [seen, known])), lost / many
         why = "the products of matrices at the pace of one undisturbed core"
@@ -300,7 +300,3 @@ def _size(shape: Sequence[int]) -> float:
 
 def _words(shape: Sequence[int]) -> str:
     return " x ".join(map(str, shape))
-
-
-def _ms(value: float) -> str:
-    return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
