@@ -32,6 +32,7 @@ _CALLERS = {
 _TOUCH_NS = 20_000  # an idle time of the GPU begins or ends this near to the wait of the host
 _QUIET_NS = 1_000_000  # less is between any two operators
 _LEAST_FLOPS = 1e6
+_LOOKED_AT = 8  # operators of a forward: the first may only read weights
 
 
 @dataclass(frozen=True)
@@ -157,16 +158,19 @@ def _batches(
 ) -> Iterator[tuple[int, tuple[tuple[int, ...], ...]]]:
     begins = [span.begin_ns for span in profile.spans]
     for forward in forwards:
+        found: list[tuple[int, ...]] = []
+        operators = 0
         for span in profile.spans[bisect.bisect_left(begins, forward.begin_ns) :]:
-            if span.begin_ns >= forward.end_ns:
+            if span.begin_ns >= forward.end_ns or operators == _LOOKED_AT:
                 break
             if span.thread != forward.thread or span.category != "cpu_op":
                 continue
             if span.name.startswith("c10d::"):  # buffers of the model
                 continue
             if shapes := _shapes(span.args):
-                yield forward.begin_ns, shapes
-                break
+                found += shapes
+                operators += 1
+        yield forward.begin_ns, tuple(found)
 
 
 def _shapes(args: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:

@@ -82,6 +82,8 @@ class Planted:
             at += loading + self.quiet + 0.1
             forward = self._about(self.compute(rank, number))
             add(span("DistributedDataParallel.forward", "user_annotation", MAIN, at, at + forward))
+            weight = {"Input Dims": [[256, 256]]}
+            add(span("aten::mean", "cpu_op", MAIN, at + 0.01, at + 0.02, **weight))
             shape = [[self.batch(rank, number), 256], [256, 256]]
             add(span("aten::linear", "cpu_op", MAIN, at, at + forward, **{"Input Dims": shape}))
             count = self._about(self.product)
