@@ -7,6 +7,7 @@ from pathlib import Path
 
 from dpcore.errors import Unsupported
 from dpcore.tools import argument_types as types
+from dpcore.tools.compare.grid import grid
 
 EXAMPLES = """\
 examples:
@@ -16,6 +17,7 @@ examples:
   dpcore compare my.py:make --contenders torch,default,mine.py:MySchedule --rounds 40
   dpcore compare my.py:make --contenders torch,default,zero1,local_sgd:16,mine.py:wrap
   dpcore compare transformer --link none,1gbit,100mbit --world 2,4
+  dpcore compare gpt2 --grid "none,1gbit x 2,4 x torch,bucketed,zero1 x 1,4,25"
   dpcore compare all_reduce --peers gloo,openmpi,mpich --sizes 8:64M:8x
   dpcore compare all_reduce --algorithm ring,mine.py:swing --peers gloo
   dpcore compare all                           every collective
@@ -64,6 +66,11 @@ def add_arguments(made: argparse.ArgumentParser) -> None:
         "torch",
     )  # fmt: skip
     add(
+        "--grid", type=types.typed(grid), metavar="'LINKS x WORLDS x SCHEDULES x CAPS'",
+        help="every combination of four lists, in place of --link, --world and --contenders; caps "
+        "in MiB. Also draws grid.png and grid.svg, with the bound",
+    )  # fmt: skip
+    add(
         "--optimizer", choices=("adamw", "adam", "sgd"),
         help="makes its step a part of every step (default: adamw if a contender needs one, else "
         "none)",
@@ -84,7 +91,7 @@ def add_arguments(made: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-_OF_MODELS = ("contenders", "optimizer", "link", "emulated", "threads")
+_OF_MODELS = ("contenders", "grid", "optimizer", "link", "emulated", "threads")
 _OF_COLLECTIVES = ("peers", "algorithm", "sizes", "huge_pages")
 
 

@@ -18,7 +18,7 @@ from rich.console import Console
 from dpcore.errors import Unsupported
 from dpcore.tools import argument_types
 from dpcore.tools import hosts as namespaces
-from dpcore.tools.compare.arguments import check_fitting
+from dpcore.tools.compare.arguments import add_arguments, check_fitting
 from dpcore.tools.compare.collectives.cells import COLLECTIVES
 
 _BARE = "transformer"
@@ -46,6 +46,7 @@ def _compare_models(options: argparse.Namespace) -> int:
     import torch
 
     from dpcore.tools import records
+    from dpcore.tools.compare.grid import best_of, write_grid
     from dpcore.tools.compare.output import records as records_of
     from dpcore.tools.compare.output import tell, write_csv, write_jsonl
     from dpcore.tools.compare.page import write_page
@@ -96,13 +97,20 @@ def _compare_models(options: argparse.Namespace) -> int:
     write_csv(folder / "compare.csv", plan.model, outcomes)
     write_page(folder / "compare.html", plan.model, facts, outcomes)
     pictured = write_picture(folder / "compare.png", plan.model, outcomes)
+    if options.grid is not None:
+        write_grid(folder / "grid.png", plan.model, outcomes)
     if options.json:
         for line in lines:
             print(json.dumps(line))
         return 0
     for outcome in outcomes:
         tell(console, outcome)
-    beside = ["compare.png"] * pictured + ["compare.csv and compare.jsonl"]
+    if options.grid is not None:
+        console.print("\nthe grid", style="bold")
+        for outcome in outcomes:
+            console.print(f"* {best_of(outcome)}", markup=False, soft_wrap=not console.is_terminal)
+    drawn = ["compare.png and .svg", *["grid.png and .svg"] * (options.grid is not None)]
+    beside = drawn * pictured + ["compare.csv and compare.jsonl"]
     console.print(
         f"\nthe page: {folder}/compare.html; beside it {', '.join(beside)}", soft_wrap=True
     )
@@ -117,7 +125,10 @@ def plan_of(options: argparse.Namespace) -> Any:
     """The plan, or an Error that says what to write instead."""
     from dpcore.tools.compare import plan
 
-    worlds, links = options.world, options.link
+    worlds, links, names = options.world, options.link, options.contenders
+    if options.grid is not None:
+        _check_alone(options)
+        worlds, links, names = options.grid.worlds, options.grid.links, options.grid.contenders
     if min(worlds) < 2:
         raise Unsupported("--world 1: one rank has no other to compare with; 2 is the least")
     if options.emulated and not any(links):
@@ -128,7 +139,7 @@ def plan_of(options: argparse.Namespace) -> Any:
         for world in worlds
     ]
     model = plan.model(options.what or _BARE)
-    contenders = plan.contenders(options.contenders)
+    contenders = plan.contenders(names)
     if any(cell.kind == "emulated" for cell in cells):
         for one in contenders:
             one.over_dpcore()  # or an Error
@@ -142,6 +153,16 @@ def plan_of(options: argparse.Namespace) -> Any:
         seconds=options.seconds or (0.1 if options.quick else 0.3),
         threads=options.threads or max(1, len(os.sched_getaffinity(0)) // max(worlds)),
     )
+
+
+def _check_alone(options: argparse.Namespace) -> None:
+    """Raises where the grid and another option would say the same twice."""
+    usual = argparse.ArgumentParser(add_help=False)
+    add_arguments(usual)
+    named = ("link", "world", "contenders")
+    twice = [it for it in named if getattr(options, it) != getattr(usual.parse_args([]), it)]
+    if twice:
+        raise Unsupported(f"--{twice[0]}: --grid names links, worlds and contenders already")
 
 
 def kind_of(link: str, emulated: bool) -> str:

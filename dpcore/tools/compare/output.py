@@ -27,7 +27,7 @@ COLUMNS = (
     "model", "link", "kind", "world", "contender", "rounds",
     *(f"{name}_ms{end}" for name in QUANTITIES for end in ("", "_low", "_high")),
     *(f"{name}{end}" for name in ("overlap", "ratio") for end in ("", "_low", "_high")),
-    "reference", "conclusive", "confidence", "optimizer", "loss", "changes",
+    "reference", "conclusive", "confidence", "optimizer", "loss", "changes", "rounds_ms",
 )  # fmt: skip
 
 
@@ -160,4 +160,5 @@ def _row(model: str, outcome: Outcome, one: Figures) -> list[Any]:
     sure = "" if ratio is None else ratio.is_conclusive
     loss = "" if one.loss is None else f"{one.loss:.6g}"
     row += [outcome.reference, sure, one.step.confidence or ""]
-    return [*row, outcome.optimizer, loss, one.changes]
+    values = " ".join(f"{value:.6g}" for value in one.rounds_ms)
+    return [*row, outcome.optimizer, loss, one.changes, values]

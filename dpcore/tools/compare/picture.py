@@ -18,7 +18,7 @@ _LABELS = {
 
 
 def write_picture(path: Path, model: str, outcomes: Sequence[Outcome]) -> bool:
-    """False where there is no matplotlib to draw with."""
+    """As PNG and SVG; False where there is no matplotlib to draw with."""
     if find_spec("matplotlib") is None:
         return False
     import matplotlib as mpl
@@ -54,5 +54,6 @@ def write_picture(path: Path, model: str, outcomes: Sequence[Outcome]) -> bool:
         figure.legend(handles, labels, loc="outside lower center", ncols=len(parts), frameon=False)
         figure.suptitle(model, x=0.01, ha="left", fontweight="bold", fontsize=11)
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path)
+        for suffix in (".png", ".svg"):
+            figure.savefig(path.with_suffix(suffix))
     return True
