@@ -253,13 +253,29 @@ def test_what_overlap_says():
     assert told.startswith("overlap unknown: between -3.00 and 4.20 (95%), since step times vary")
 
 
-def test_overlap_needs_a_group_that_records():
-    def body(comm):
-        model = dpcore.DataParallel(Small(), comm=Watching(comm))
-        with pytest.raises(dpcore.Unsupported, match="Watching does not record"):
-            dpcore.measure_overlap(model, lambda: None)
+SCHEDULES = ("auto", "bucketed", "sequential", "per_parameter", "flat")
+ACROSS = ("priority", "dear", "zero1", "zero2")
 
-    dpcore.spawn(body, 1, mode="threads")
+
+def measured(comm, schedule):
+    model = dpcore.DataParallel(Small(), comm=comm, schedule=schedule)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if model._across is not None:
+        optimizer = dpcore.DistributedOptimizer(optimizer, model)  # which the schedule needs
+    seen = dpcore.measure_overlap(model, lambda: one_step(comm, model), steps=7)
+    assert seen.communication_ms > 0 and 0 <= seen.exposed_ms <= seen.step_ms
+    assert seen.interval[0] <= seen.overlap <= seen.interval[1]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES + ACROSS)
+def test_overlap_under_every_schedule(schedule):
+    dpcore.spawn(measured, 2, schedule, mode="threads")
+
+
+@pytest.mark.parametrize("schedule", ("bucketed", "sequential"))
+def test_overlap_over_a_group_that_records_nothing(schedule):
+    """The reducer has noted when buckets were in flight, and how long it waited for them."""
+    dpcore.spawn(lambda comm: measured(Watching(comm), schedule), 2, mode="threads")
 
 
 def test_the_report_shows_when_buckets_were_ready_sent_and_done():
