@@ -30,6 +30,9 @@ from typing import Any
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # when it is run as a script
+from tools import measuring  # noqa: E402
+
 PAGE = ROOT / "docs" / "compatibility.md"
 RECORD = ROOT / "docs" / "compatibility.jsonl"
 Outcome = dict[str, Any]
@@ -225,6 +228,8 @@ def _lines(record: Sequence[Outcome]) -> Iterator[str]:
                 yield f"| {row.name} | {one['version']} | {where} | {said(one)} | {tests} |"
             if not mine:
                 yield f"| {row.name} | | | did not run | {tests} |"
+    yield from ("", "## Tools that measure", "")
+    yield from measuring.lines()
     yield from ("", "## Where and when", "")
     groups: dict[tuple[str, ...], list[str]] = {}
     for one in record:

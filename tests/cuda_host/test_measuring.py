@@ -10,6 +10,7 @@ from dpcore.recorder.step_figures import line_of
 from tests.data_parallel.models import Small, batch, part
 from tests.data_parallel.test_monitor import MS, Layers, train
 from tests.data_parallel.test_noise_scale import by_the_paper, gradient, of_all_ranks, ratio_of_sums
+from tests.data_parallel.test_trace import ACROSS, measured
 from tests.ranks.devices import on_devices
 
 pytestmark = pytest.mark.usefixtures("fake")
@@ -88,3 +89,9 @@ def test_the_noise_scale_is_what_the_paper_says(backend):
         assert g.value == pytest.approx(ratio_of_sums(expected), rel=1e-9)
 
     on_devices(body, 2, backend=backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("schedule", ("bucketed", "sequential", *ACROSS))
+def test_overlap_under_every_schedule(backend, schedule):
+    on_devices(measured, 2, schedule, backend=backend)
