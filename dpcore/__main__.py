@@ -186,9 +186,11 @@ def _add_show(commands: Commands) -> None:
     )
     show.add_argument(
         "--export",
-        choices=["kineto"],
-        help="write a file per rank in the format of torch.profiler, no page",
+        choices=["kineto", "chakra"],
+        help="write a file per rank and no page: of a trace in the format of torch.profiler, of an "
+        "algorithm as a graph for ASTRA-sim",
     )
+    types.add(show, "--sizes", said="one, for --export chakra; default: 1M")
     show.add_argument("--open", action="store_true", help="open the page in the browser")
     types.add(show, "--json", said="no page unless --html asks for it")
 

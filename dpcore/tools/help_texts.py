@@ -83,6 +83,7 @@ examples:
   dpcore show ring --open                       steps through an algorithm; needs no trace
   dpcore show bruck --collective all_to_all --world 5
   dpcore show mine.py:swing --world 8           an algorithm of your own: world -> moves
+  dpcore show ring --world 64 --sizes 4M --export chakra   ring.chakra/, for ASTRA-sim
   dpcore show plan.xml                          a plan of MSCCLang, or mscclpp's plan.json, proved
 
 The file is written by `with dpcore.trace("run.json"):` around the steps of interest. Files of

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from dpcore.base.user_code import is_own, names_code, place_of
 from dpcore.errors import Unsupported
-from dpcore.reference import describe
+from dpcore.reference import Schedule, describe
+from dpcore.reference.plans import chakra
 from dpcore.tools.show import moves
 from dpcore.tools.show.figures import RunFigures, figures_of
 from dpcore.tools.show.kineto import export
@@ -60,15 +61,21 @@ def run(options: argparse.Namespace) -> int:
 
 def _run_moves(options: argparse.Namespace) -> int:
     (name,) = map(str, options.trace)
-    for other in ("png", "steps", "csv", "export", "json"):
+    is_written = options.export == "chakra"
+    for other in ("png", "steps", "csv", *(() if is_written else ("export",)), "json"):
         if getattr(options, other):
             raise Unsupported(f"--{other} is for a trace, and {name} is an algorithm")
     for one in ("world", "collective"):
         if len(getattr(options, one) or [0]) > 1:
             raise Unsupported(f"--{one}: a page steps through one; write one")
-    plan = moves.asked(name, *(options.collective or [None]), *(options.world or [None]))
+    (collective,), (world,) = options.collective or [None], options.world or [None]
+    plan = moves.asked(name, collective, world, drawn=not is_written)
     own = name if is_own(name) else ""
     called = name.rpartition(":")[2] if names_code(name) else Path(name).stem
+    if is_written:
+        return _write_graphs(options, plan, called)
+    if options.sizes is not None:
+        raise Unsupported("--sizes is for --export chakra")
     page = options.html or Path(f"{called}.html")
     write_moves_page(page, plan, own)
     print(describe(plan), end="")
@@ -78,11 +85,22 @@ def _run_moves(options: argparse.Namespace) -> int:
     return 0
 
 
+def _write_graphs(options: argparse.Namespace, plan: Schedule, called: str) -> int:
+    (size, *more) = options.sizes or (1 << 20,)
+    if more or options.html or options.open:
+        raise Unsupported("--export chakra writes files for one of --sizes, and no page")
+    written = chakra.write(plan, size, Path(f"{called}.chakra"))
+    print(f"wrote {written[0].with_suffix('').with_suffix('')}.RANK.et for {plan.world} ranks")
+    return 0
+
+
 def _refuse_what_is_of_algorithms(options: argparse.Namespace) -> None:
     known = ", ".join(moves.algorithms())
-    for name in ("world", "collective"):
+    for name in ("world", "collective", "sizes"):
         if getattr(options, name) is not None:
             raise Unsupported(f"--{name} is for an algorithm, not for a trace: {known}")
+    if options.export == "chakra":
+        raise Unsupported(f"--export chakra is for an algorithm, not for a trace: {known}")
     for given in map(str, options.trace):
         if names_code(given) and place_of(given).endswith(".py") and not os.path.exists(given):
             raise Unsupported(f"{given} is an algorithm of your own, which is shown by itself")

@@ -32,12 +32,15 @@ def is_meant(arguments: list[Path]) -> bool:
     return name in algorithms() or (names_code(name) and place_of(name).endswith(".py"))
 
 
-def asked(name: str, collective: str | None, world: int | None) -> reference.Schedule:
+def asked(
+    name: str, collective: str | None, world: int | None, drawn: bool = True
+) -> reference.Schedule:
     """The moves that the options ask for."""
+    ranks = _drawable if drawn else _any
     if is_own(name):
         own = OwnAlgorithm(name)
-        plan = own.schedule(_drawable(own.world if world is None else world), collective)
-        if not can_be_followed(plan):
+        plan = own.schedule(ranks(own.world if world is None else world), collective)
+        if drawn and not can_be_followed(plan):
             raise Unsupported(
                 f"{name} has {plan.chunks} chunks on {plan.world} ranks, more than one can follow"
             )
@@ -46,11 +49,15 @@ def asked(name: str, collective: str | None, world: int | None) -> reference.Sch
     collective = having[0] if collective is None else collective
     if collective not in having:
         raise Unsupported(f"{name} is not an algorithm of {collective}, but of {', '.join(having)}")
-    return reference.make_schedule(name, collective, _drawable(world))
+    return reference.make_schedule(name, collective, ranks(world))
+
+
+def _any(world: int | None) -> int:
+    return WORLD if world is None else world
 
 
 def _drawable(world: int | None) -> int:
-    world = WORLD if world is None else world
+    world = _any(world)
     if not 2 <= world <= LARGEST_WORLD:
         raise Unsupported(
             f"{world} ranks can't be drawn: choose 2 to {LARGEST_WORLD}, since more have more "
