@@ -62,7 +62,14 @@ def test_a_model_of_ones_own_with_a_schedule_of_ones_own(folder, capsys):
     for row in rows:
         assert float(row["step_ms_low"]) <= float(row["step_ms"]) <= float(row["step_ms_high"])
         assert (row["world"], row["rounds"], row["reference"]) == ("2", "2", "torch")
+    single = list(csv.DictReader((folder / "compare/my-make/rounds.csv").open()))
+    assert [(row["contender"], row["round"]) for row in single] == [
+        (name, number) for name in names.split(",") for number in ("1", "2")
+    ]
     lines = [json.loads(line) for line in (folder / "compare/my-make/compare.jsonl").open()]
+    assert [float(row["step_ms"]) for row in single[:2]] == pytest.approx(
+        lines[0]["rounds_ms"], rel=1e-4
+    )
     assert {"machine", "commit", "command", "rounds_ms", "overlap"} <= set(lines[0])
     page = (folder / "compare/my-make/compare.html").read_text()
     assert all(name in page for name in names.split(","))

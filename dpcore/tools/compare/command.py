@@ -48,7 +48,7 @@ def _compare_models(options: argparse.Namespace) -> int:
     from dpcore.tools import records
     from dpcore.tools.compare.grid import best_of, write_grid
     from dpcore.tools.compare.output import records as records_of
-    from dpcore.tools.compare.output import tell, write_csv, write_jsonl
+    from dpcore.tools.compare.output import tell, write_csv, write_jsonl, write_rounds_csv
     from dpcore.tools.compare.page import write_page
     from dpcore.tools.compare.picture import write_picture
     from dpcore.tools.compare.running import measure
@@ -95,6 +95,7 @@ def _compare_models(options: argparse.Namespace) -> int:
     lines = records_of(plan.model, facts, outcomes)
     write_jsonl(folder / "compare.jsonl", lines)
     write_csv(folder / "compare.csv", plan.model, outcomes)
+    write_rounds_csv(folder / "rounds.csv", plan.model, outcomes)
     write_page(folder / "compare.html", plan.model, facts, outcomes)
     pictured = write_picture(folder / "compare.png", plan.model, outcomes)
     if options.grid is not None:
@@ -110,7 +111,7 @@ def _compare_models(options: argparse.Namespace) -> int:
         for outcome in outcomes:
             console.print(f"* {best_of(outcome)}", markup=False, soft_wrap=not console.is_terminal)
     drawn = ["compare.png and .svg", *["grid.png and .svg"] * (options.grid is not None)]
-    beside = drawn * pictured + ["compare.csv and compare.jsonl"]
+    beside = drawn * pictured + ["compare.csv, rounds.csv and compare.jsonl"]
     console.print(
         f"\nthe page: {folder}/compare.html; beside it {', '.join(beside)}", soft_wrap=True
     )

@@ -151,6 +151,20 @@ def write_csv(path: Path, model: str, outcomes: Sequence[Outcome]) -> None:
     write_whole(path, text.getvalue())
 
 
+def write_rounds_csv(path: Path, model: str, outcomes: Sequence[Outcome]) -> None:
+    """A row for each round and contender, in the order in which rounds were measured."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(("model", "link", "kind", "world", "contender", "round", "step_ms"))
+    for outcome in outcomes:
+        cell = outcome.cell
+        for one in outcome.figures:
+            for number, step in enumerate(one.rounds_ms, 1):
+                where = (model, cell.link or "none", cell.kind, cell.world, one.contender)
+                writer.writerow((*where, number, f"{step:.6g}"))
+    write_whole(path, text.getvalue())
+
+
 def _row(model: str, outcome: Outcome, one: Figures) -> list[Any]:
     cell, ratio = outcome.cell, one.ratio
     row: list[Any] = [model, cell.link or "none", cell.kind, cell.world, one.contender]
