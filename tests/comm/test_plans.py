@@ -248,6 +248,10 @@ def test_plans_run_wherever_own_algorithms_do(file, capsys, monkeypatch, tmp_pat
     assert "all_reduce by mine: world 2, chunks 2, ordered" in capsys.readouterr().out
     assert (tmp_path / "plan.html").exists()
     assert main(["show", str(file(PLANS["by_packets.json"], "packets.json"))]) == 0
+    assert main(["show", str(file(plan_files.ring(9), "nine.xml"))]) == 0
+    said = capsys.readouterr().out
+    assert "world 9, chunks 9, not ordered\n  step 0\n" in said
+    assert said.endswith("no page: 9 chunks on 9 ranks are more than one can follow\n")
     assert main(["show", str(file(RING[:900], "cut.xml"))]) == 2
     assert re.search(r"cut\.xml, line \d+: this is no whole XML", capsys.readouterr().err)
     assert main(["bench", "--algorithm", "no.xml"]) == 2

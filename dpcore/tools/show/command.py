@@ -22,6 +22,7 @@ from dpcore.tools.show.picture import write_picture
 from dpcore.tools.show.reading import read_runs
 from dpcore.tools.show.rows import csv_text, write_csv
 from dpcore.tools.show.run import Run
+from dpcore.tools.show.schedules import can_be_followed
 from dpcore.tools.show.tables import print_tables
 
 
@@ -76,9 +77,12 @@ def _run_moves(options: argparse.Namespace) -> int:
         return _write_graphs(options, plan, called)
     if options.sizes is not None:
         raise Unsupported("--sizes is for --export chakra")
+    print(describe(plan), end="")
+    if not can_be_followed(plan):
+        print(f"no page: {plan.chunks} chunks on {plan.world} ranks are more than one can follow")
+        return 0
     page = options.html or Path(f"{called}.html")
     write_moves_page(page, plan, own)
-    print(describe(plan), end="")
     print(f"wrote {page}")
     if options.open:
         _open(page)

@@ -39,7 +39,9 @@ def asked(
     ranks = _drawable if drawn else _any
     if is_own(name):
         own = OwnAlgorithm(name)
-        plan = own.schedule(ranks(own.world if world is None else world), collective)
+        if own.world is not None and world is None:  # proved, and perhaps too large to be drawn
+            return own.schedule(own.world, collective)
+        plan = own.schedule(ranks(world), collective)
         if drawn and not can_be_followed(plan):
             raise Unsupported(
                 f"{name} has {plan.chunks} chunks on {plan.world} ranks, more than one can follow"
