@@ -289,6 +289,12 @@ def _add_simulate(commands: Commands) -> None:
         metavar="FILE",
         help="the page (a step against bandwidth, ranks and the size of buckets)",
     )
+    simulate.add_argument(
+        "--page",
+        type=Path,
+        metavar="FILE",
+        help="the page of dpcore show, of the first schedule as if it had run",
+    )
     types.add(simulate, "--json", said="a list")
 
 

@@ -19,6 +19,7 @@
     training    from gradients, a link and a schedule to the time of a step
     questions   what is best, how many ranks pay, how sure a prediction is
     residuals   by how much predictions were off, and calibrations apart
+    recording   a prediction as a trace, and the page that dpcore show makes of one
     plot        a page: a step against bandwidth, ranks and the size of buckets
     command     ``dpcore simulate``
 

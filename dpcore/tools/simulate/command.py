@@ -37,6 +37,7 @@ from dpcore.tools.simulate.questions import (
     ranks_tried,
     until,
 )
+from dpcore.tools.simulate.recording import Recording
 from dpcore.tools.simulate.stragglers import Stragglers
 from dpcore.tools.simulate.training import Prediction, predict
 
@@ -66,17 +67,24 @@ def run(options: argparse.Namespace) -> int:
     ]
 
     def predicted(
-        one: Asked, work: Gradients, links: Links, costs: Processors = processors
+        one: Asked,
+        work: Gradients,
+        links: Links,
+        costs: Processors = processors,
+        told: Recording | None = None,
     ) -> Prediction:
         return predict(
-            work, links, one.schedule, one.bucket_cap_mb, one.algorithm, costs, stragglers, hook
-        )
+            work, links, one.schedule, one.bucket_cap_mb, one.algorithm, costs, stragglers, hook,
+            told,
+        )  # fmt: skip
 
     lines: list[dict[str, Any]] = []
     given = _links_of(options)
     if options.html:
         world = (options.world or [max(2, recorded.world)])[0]
         options.html.write_text(page(recorded, *given[0], world, asked, predicted))
+    if options.page:
+        _write_page(options, recorded, given[0][1], asked[0], predicted)
     for words, links in given:
         if options.until is not None:
             lines += [_until(options, recorded, words, links, one, predicted) for one in asked]
@@ -106,6 +114,22 @@ def run(options: argparse.Namespace) -> int:
         json.dump(lines, sys.stdout, indent=1)
         print()
     return 0
+
+
+def _write_page(
+    options: argparse.Namespace,
+    recorded: Gradients,
+    links: Links,
+    one: Asked,
+    predicted: Callable[..., Prediction],
+) -> None:
+    """Of the first schedule, by the first algorithm, over the first link, on the first world."""
+    if isinstance(one.schedule, LocalUpdates):
+        raise Unsupported("--page shows buckets, and local updates send none: name a schedule")
+    world = (options.world or [max(2, recorded.world)])[0]
+    told = Recording()
+    predicted(one, on_ranks(recorded, world), links, told=told)
+    told.write_page(options.page)
 
 
 def _different(found: Sequence[tuple[Asked, Prediction]]) -> list[tuple[Asked, Prediction]]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from dpcore.tools.simulate.heard import HeardSchedule
 from dpcore.tools.simulate.plan import Matching
-from dpcore.tools.simulate.turns import Flight, Turns
+from dpcore.tools.simulate.turns import Flight, Note, Turns
 
 _Request = tuple[tuple[int, ...], int, bool, Any]  # buckets, priority, background, algorithm
 
@@ -216,11 +216,25 @@ class Control:
                 after.then(begin)
 
         flight = Flight(operation, self.rank)
+        if self._turns.notes is not None:
+            self._note_launch(collective, request[0], flight)
         if operation.background:
             drive()
         else:
             self._undriven.append(drive)
         return flight
+
+    def _note_launch(self, collective: str, buckets: tuple[int, ...], flight: Flight) -> None:
+        notes, begin = self._turns.notes, self._turns.now
+        number, nbytes = self._number * 10_000 + self._sent, flight.operation.nbytes
+        for bucket in buckets:
+            self._turns.note("bucket launch", "launch", begin, bucket, self._plan.bytes[bucket])
+
+        def over(now: float) -> None:
+            assert notes is not None
+            notes.append(Note(collective, "operation", begin, now, number, nbytes))
+
+        flight.then(over)
 
     # ---- waits ---------------------------------------------------------------------------------
 
@@ -281,7 +295,10 @@ class Control:
         share = sum(self._plan.bytes[b] for b in updated) / max(1, sum(self._plan.bytes))
         if self._schedule.updates_parts:
             share /= self._turns.network.world
+        begin = self._turns.now
         self._turns.compute(self._update_seconds * share + self._another_call(updated))
+        if updated:
+            self._turns.note("update", "compute", begin)
         for number in updated:
             self._enter(number, self._at[number] + 1)
 

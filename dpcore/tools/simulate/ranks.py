@@ -119,10 +119,12 @@ class Rank:
         for number in range(self._steps):
             self.turns.where = "forward"
             self._pace = self._pace_of(self.turns.rank, number)
+            begin = self.turns.now
             self._forward(before)
+            self.turns.note("forward", "compute", begin, number)
             step = Control(self.turns, self._schedule, self._matching, number, self._update_seconds)
             self.turns.where = "backward"
-            self._backward(step)
+            self._backward(step, number)
             self.turns.where = "optimizer"
             self._optimizer_step(step)
             self._step_is_over(self.turns.rank, self.turns)
@@ -151,8 +153,10 @@ class Rank:
         if before is not None:
             before.finish(self._schedule.order)
 
-    def _backward(self, step: Control) -> None:
+    def _backward(self, step: Control, of_step: int) -> None:
+        begin = self.turns.now
         hears_all = not self._schedule.listens.isdisjoint(("gradient_ready", "bucket_complete"))
+        hears_all = hears_all or self.turns.notes is not None
         done = 0.0
         for number, (ready, gradient) in enumerate(self._arrivals):
             bucket = self._plan.bucket_of[gradient]
@@ -161,6 +165,8 @@ class Rank:
                 continue  # nothing looks at it
             self._compute(ready - done)
             done = ready
+            size = self._plan.sizes[gradient]
+            self.turns.note("gradient ready", "ready", self.turns.now, gradient, size)
             if number == 0:
                 step.first_gradient = self.turns.now
             if "bucket_complete" in self._schedule.listens:
@@ -169,6 +175,7 @@ class Rank:
             if step.missing[bucket] == 0:
                 self._schedule.tell("bucket_ready", step, bucket)
         self._compute(self._work.backward[self.turns.rank] - done)
+        self.turns.note("backward", "compute", begin, of_step)
         self.turns.where = "end of backward"
         step.backward_ends = True
         self._schedule.tell("backward_end", step)
@@ -198,4 +205,7 @@ class Rank:
             step.check_all_gathered()
         elif not self._schedule.has_update:
             step.wait_for_all()
+            begin = self.turns.now
             self.turns.compute(self._update_seconds)
+            if self._update_seconds:
+                self.turns.note("update", "compute", begin)

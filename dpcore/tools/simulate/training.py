@@ -27,7 +27,8 @@ from dpcore.tools.simulate.local_updates import LocalUpdates, local_ranks
 from dpcore.tools.simulate.network import Network
 from dpcore.tools.simulate.plan import Hook, Matching, Plan
 from dpcore.tools.simulate.processors import Processors
-from dpcore.tools.simulate.ranks import Rank, Steps, run
+from dpcore.tools.simulate.ranks import Rank, StepIsOver, Steps, run
+from dpcore.tools.simulate.recording import Recording
 from dpcore.tools.simulate.stragglers import Stragglers
 
 STEPS = 20
@@ -67,13 +68,15 @@ def predict(
     processors: Processors = Processors.free(),  # noqa: B008
     stragglers: Stragglers = Stragglers(),  # noqa: B008
     hook: Hook | None = None,
+    told: Recording | None = None,
 ) -> Prediction:
     """The step of a schedule over a link: of one with a name, or of a ``dpcore.LaunchSchedule`` (a
     class, or an object that every simulated rank gets a copy of), which may learn: it runs 20
     steps, and the last ones count. One with a name runs until two steps take as long, or 20 steps.
     ``LocalUpdates`` in its place predict a step of ``dp.LocalSGD`` or ``dp.DiLoCo``.
     ``processors``: what communication costs them, and how many there are. ``stragglers``: ranks
-    that compute longer. ``hook``: what a communication hook does with each bucket.
+    that compute longer. ``hook``: what a communication hook does with each bucket. ``told``: gets
+    what the ranks do, for a page as of a run.
     Without ``bucket_cap_mb``, with the caps of the run that the gradients are from.
 
     >>> ready = [0.01 * i for i in range(1, 9)]
@@ -104,11 +107,18 @@ def predict(
         buckets = _buckets(work, caps, across)
         matching = Matching(Plan(work.sizes, buckets, work.modules), hook)
         heard = [HeardSchedule(each, len(buckets)) for each in of_ranks]
+
+        def made(rank: int, step_is_over: StepIsOver) -> Rank:
+            program = Rank(rank, work, network, heard[rank], matching, pace, STEPS, step_is_over)
+            if told is not None:
+                program.turns.notes = told.of_rank()
+            return program
+
+        if told is not None:
+            told.schedule, told.plan, told.world = name, matching.plan, work.world
         steps = run(
             network,
-            lambda rank, step_is_over: Rank(
-                rank, work, network, heard[rank], matching, pace, STEPS, step_is_over
-            ),
+            made,
             until_steady=named and not stragglers.are_drawn,
         )
         last = _LAST if not named else 1 if len(steps[0].ends) < STEPS else _LAST_DRAWN

@@ -8,8 +8,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import NamedTuple
 
 from dpcore.tools.simulate.network import Network, NetworkOperation
+
+
+class Note(NamedTuple):
+    """What a trace of a run has as an event; seconds."""
+
+    name: str
+    kind: str
+    begin: float
+    end: float
+    number: int = 0  # of the bucket, the gradient or the operation
+    nbytes: int = 0
 
 
 class Flight:
@@ -46,6 +58,7 @@ class Turns:
         self.waits: dict[str, float] = {}
         self.waits_for = "nothing"
         self.exchanges = 0  # that it has taken part in
+        self.notes: list[Note] | None = None  # of what it does, where that is asked for
         self.is_over = False
         self._program = program
         self._problem: BaseException | None = None
@@ -87,7 +100,13 @@ class Turns:
         self.waits_for = f"{self.where}: {in_words}"
         flight.then(self.resume)
         self._pause()
+        self.note(in_words.partition(" ")[0], "exposed", begin)
         self.waits[self.waits_for] = self.waits.get(self.waits_for, 0.0) + self.now - begin
+
+    def note(self, name: str, kind: str, begin: float, number: int = 0, nbytes: int = 0) -> None:
+        """That this took until now."""
+        if self.notes is not None:
+            self.notes.append(Note(name, kind, begin, self.now, number, nbytes))
 
     def _pause(self) -> None:
         self._back.release()
