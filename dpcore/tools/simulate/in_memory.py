@@ -4,6 +4,10 @@ No message travels. In an all-reduce each rank adds its slice of all inputs and 
 outputs; in a small one, or by ``one_shot``, it adds up everything for itself and waits for no rank
 at the end. In the other collectives it reads, and adds or copies, what it needs. All of that is
 work of processors, in segments between which a more urgent operation goes first.
+
+Bytes are taken to come from outside the caches, as those of a step's buckets do: one after the
+other is written and sent. A loop over the same buffer of less than 1 MiB, which stays in the
+caches, takes a third of that.
 """
 
 from __future__ import annotations
