@@ -55,8 +55,8 @@ OF_PLACES: dict[tuple[str, str], str] = {
 
 def lines() -> Iterator[str]:
     yield "What measures a training, and under which schedule. `tests/test_measuring.py` runs cells"
-    yield "on one host and over TCP, `tests/compare` those of `dpcore compare`, and `tests/show` reads"
-    yield "torch DDP's profiles:"
+    yield "on one host and over TCP, `tests/compare` those of `dpcore compare`, and `tests/show`"
+    yield "reads torch DDP's profiles:"
     numbers: dict[str, int] = {}
     yield from _table(tuple(SCHEDULES), OF_SCHEDULES, numbers)
     yield ""
