@@ -88,13 +88,17 @@ class _HostSteps:
     def forward_begins(self) -> None:
         """The host needs no event."""
 
+    def close(self) -> None:
+        """Nothing to end."""
+
 
 class _DeviceSteps:
     """The same by events of a device: the steps that it is done with, some forwards later."""
 
     def __init__(self, model: Any) -> None:
-        self._reducer, self._native = model._reducer, model.group._native
+        self._reducer, self._native, self._group = model._reducer, model.group._native, model.group
         self._native.watch(True)
+        self._count(1)
         self._before: tuple[int, int, int] | None = None  # backwards, bytes, mark
         self._in_flight: deque[tuple[int, int, int]] = deque(maxlen=_MOST_WINDOW)
 
@@ -121,8 +125,15 @@ class _DeviceSteps:
         """Marks it in the stream; the reducer marks the last gradient."""
         self._reducer.backward_begins()
 
-    def __del__(self) -> None:
-        self._native.watch(False)
+    def close(self) -> None:
+        """Other models may be watched over the same communicator."""
+        if self._count(-1) == 0:
+            self._native.watch(False)
+
+    def _count(self, more: int) -> int:
+        counted: int = vars(self._group).get("_watched", 0) + more
+        vars(self._group)["_watched"] = counted
+        return counted
 
 
 def _steps_of(model: Any) -> _HostSteps | _DeviceSteps:
@@ -146,6 +157,7 @@ class Monitor:
         self._taken_at = -1  # number of backwards
         self.last: dict[str, Any] | None = None
         """The figures of the last line, on every rank."""
+        self._source: _HostSteps | _DeviceSteps = _HostSteps(None)
         self.lines = 0
         """The number of lines, including one in flight: the same on all ranks."""
         self._begin()
@@ -156,6 +168,7 @@ class Monitor:
         """Starts over with a new reducer: the model was wrapped, or refreshed."""
         self._reducer = self._model._reducer
         self._reducer.watch(True)
+        self._source.close()
         self._source = _steps_of(self._model)
         self._line_at: int = self._reducer.sums()[0] + min(_FIRST_LINE, self._every)
 
@@ -251,6 +264,7 @@ class Monitor:
     def _end(self) -> None:
         self._hook.remove()
         self._reducer.watch(False)
+        self._source.close()
         self._source = _HostSteps(None)
         vars(self._model).pop("_monitor", None)
         self._model = self._pending = None

@@ -72,6 +72,23 @@ def test_a_trace_beside_the_monitor_costs_it_some_steps():
         assert 6 <= steps <= 12
 
 
+def test_a_refreshed_model_and_one_whose_neighbour_ends_are_still_watched():
+    def body(comm):
+        model, train_for = stepped(comm, "bucketed")
+        other, _ = stepped(comm, "bucketed")
+        beside = dp.monitor(other, 8, to=None)
+        with dp.monitor(model, 8, to=None) as monitor:
+            train_for(3)
+            model.refresh()
+            beside.close()
+            train_for(12)
+            assert monitor.figures()["communication_ms"] > 0
+            assert len(monitor._steps) >= 10
+        assert comm._watched == 0
+
+    on_devices(body, 2)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_noise_scale_is_what_the_paper_says(backend):
     def body(comm):
