@@ -96,8 +96,10 @@ def advice_on(run: Run, files: Sequence[Path], expected: float = 0.0) -> Advice:
 
 
 def lines_of(run: Run) -> list[str]:
-    """The advice on a run as text, as ``dpcore show`` prints it."""
-    return advice_on(run, [run.path]).lines()
+    """The advice on a run as text, as ``dpcore show`` prints it: nothing for a run without steps,
+    such as a pipeline's."""
+    advice = advice_on(run, [run.path])
+    return advice.lines() if advice.evidence.count else []
 
 
 def advise(e: Evidence, expected: float = 0.0, more: Sequence[Finding] = ()) -> Advice:

@@ -158,8 +158,7 @@ def _print_tables(
             console.print(f"it ended with {trace.error}", style="red", markup=False, soft_wrap=True)
         console.print()
         print_tables(console, trace, numbers)
-        for line in advice_lines(trace):
+        for line in (*(said := advice_lines(trace)), *[""] * bool(said)):
             console.print(line, markup=False, soft_wrap=True)
-        console.print()
     for path in written:
         console.print(f"wrote {path}", markup=False, soft_wrap=True)
