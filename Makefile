@@ -246,6 +246,10 @@ build/cpp/$(1)/cuda/%.o: csrc/cuda/%.cpp Makefile
 	@mkdir -p $$(@D)
 	$$(call CPP_COMPILE,$(1))
 
+build/cpp/$(1)/tensors/%.o: csrc/tensors/%.cpp Makefile
+	@mkdir -p $$(@D)
+	$$(call CPP_COMPILE,$(1))
+
 build/cpp/$(1)/reducer/%.o: csrc/reducer/%.cpp Makefile
 	@mkdir -p $$(@D)
 	$$(call CPP_COMPILE,$(1))
@@ -285,6 +289,7 @@ build/cpp/$(1)/barriers: build/cpp/$(1)/cuda/kernels/reduce_job.o
 
 # The part of the reducer that needs no torch.
 build/cpp/$(1)/launches: $(addprefix build/cpp/$(1)/reducer/,launch/launch_schedule.o phases/phases.o)
+build/cpp/$(1)/blocks: build/cpp/$(1)/tensors/warm_pool.o
 
 .SECONDARY: $(addprefix build/cpp/$(1)/tests/,$(addsuffix .o,$(CPP_PROGRAMS)))
 -include $(shell find build/cpp/$(1) -name '*.d' 2>/dev/null)

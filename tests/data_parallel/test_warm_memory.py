@@ -12,6 +12,7 @@ from torch import nn
 
 import dpcore as dp
 from dpcore import _C
+from tests.cpp import programs
 
 MIB = 2**20
 
@@ -140,6 +141,11 @@ def test_threads_share_it():
         for thread in threads:
             thread.join()
     assert not errors
+
+
+@pytest.mark.parametrize("sanitizer", ("asan", "tsan"))
+def test_threads_under_sanitizers(sanitizer):
+    programs.run(programs.built(f"{sanitizer}/blocks"), says="blocks: fine")
 
 
 def test_training_has_the_same_bits():
