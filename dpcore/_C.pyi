@@ -502,6 +502,7 @@ class Reducer:
         grad_is_part: bool,
         skip_unused: bool,
         static_graph: bool,
+        born: bool,
         finds_mistakes: bool,
         ordered: bool,
         deterministic: bool,
@@ -780,7 +781,11 @@ class Reducer:
         """Backward begins now; its end is seen by the reducer."""
 
     def copies(self) -> dict[str, int]:
-        """Launches, gradients that they copied together, and gradients that were copied alone."""
+        """Launches, gradients that they copied together, and gradients that were copied alone; those
+        that were born in their buckets, and buckets that were left to other holders."""
+
+    def births(self) -> list[str] | None:
+        """How each gradient came into its bucket last: csrc/reducer/backward/birth_plan.h."""
 
     def report(self) -> list[dict[str, Any]]:
         """The buckets with their times."""

@@ -69,8 +69,8 @@ def test_the_files_that_a_call_enters_are_measured():
     run([sys.executable, "tools/entered_files.py"], timeout=1500)
 
 
-def test_there_are_twenty_one_lessons_that_begin_with_a_number_to_predict():
-    assert [int(path.name.partition("-")[0]) for path in LESSONS] == list(range(1, 22))
+def test_there_are_twenty_two_lessons_that_begin_with_a_number_to_predict():
+    assert [int(path.name.partition("-")[0]) for path in LESSONS] == list(range(1, 23))
     for path in LESSONS:
         text = path.read_text()
         assert text.index("**Predict:**") < text.index("```") < text.index("<details>")

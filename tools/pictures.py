@@ -23,7 +23,7 @@ import pictures_of_learning  # noqa: E402
 import pictures_of_parts  # noqa: E402
 import pictures_of_results  # noqa: E402
 import pictures_of_steps  # noqa: E402
-from svg import BLUE, GREY, INK, PALE, RANKS, RED, Picture, Plot  # noqa: E402
+from svg import BLUE, GREEN, GREY, INK, PALE, RANKS, RED, YELLOW, Picture, Plot  # noqa: E402
 
 from benchmarks.harness.figures import load  # noqa: E402
 from dpcore.reference import make_schedule  # noqa: E402
@@ -146,6 +146,25 @@ def no_error() -> Picture:
     return drawn
 
 
+def born() -> Picture:
+    drawn = Picture(720, 220)
+    for row, (title, copies) in enumerate((("copied", True), ("born", False))):
+        y = 30 + 100 * row
+        drawn.text(20, y + 30, title)
+        drawn.box(100, y, 110, 50, PALE, "backward")
+        drawn.box(560, y, 110, 50, RANKS[1], "peers")
+        if copies:
+            drawn.box(255, y, 110, 50, YELLOW, "new memory")
+            drawn.arrow(215, y + 25, 252, y + 25, RED)
+            drawn.arrow(370, y + 25, 402, y + 25, RED)
+        else:
+            drawn.arrow(215, y + 25, 402, y + 25, GREEN)
+        drawn.box(405, y, 110, 50, RANKS[0], "its bucket")
+        drawn.arrow(557, y + 25, 520, y + 25, GREY)
+    drawn.text(310, 100, "found and zeroed by the kernel, then copied", "middle", RED, 13)
+    return drawn
+
+
 def printed(page: str) -> list[list[float]]:
     """The numbers in each line that the first code of a page prints."""
     (path,) = (ROOT / "docs" / "learn").glob(f"{page}-*.md")
@@ -190,6 +209,7 @@ OF_LESSONS: dict[str, Callable[[], Picture]] = {
     "19-two-matrices-one-sum": pictures_of_parts.matrices,
     "20-held-once": pictures_of_parts.held,
     "21-no-error": no_error,
+    "22-where-a-gradient-lies": born,
 }
 PICTURES = {f"learn/{name}": draw for name, draw in OF_LESSONS.items()} | {
     "first_screen": lambda: pictures_of_results.first_screen(load("first_screen")),

@@ -92,10 +92,10 @@ std::shared_ptr<Reducer> make_reducer(
     const py::list& parameters, const std::vector<std::string>& names,
     const std::vector<bool>& sparse, std::vector<std::vector<size_t>> modules,
     const py::object& group, const py::object& schedule, const std::vector<uint64_t>& caps,
-    bool find_unused, bool grad_is_part, bool skip_unused, bool static_graph, bool finds_mistakes,
-    bool ordered, bool deterministic, std::string profiled_as, const py::function& reduce_sparse,
-    const py::function& update, const py::function& differ, uint64_t tag, uint64_t traced_as,
-    std::string model, std::string advice) {
+    bool find_unused, bool grad_is_part, bool skip_unused, bool static_graph, bool born,
+    bool finds_mistakes, bool ordered, bool deterministic, std::string profiled_as,
+    const py::function& reduce_sparse, const py::function& update, const py::function& differ,
+    uint64_t tag, uint64_t traced_as, std::string model, std::string advice) {
   std::vector<Gradient> gradients(names.size());
   const std::vector<at::Tensor> tensors = tensors_of(parameters);
   for (size_t i = 0; i < names.size(); ++i) {
@@ -105,8 +105,8 @@ std::shared_ptr<Reducer> make_reducer(
   }
   return std::make_shared<Reducer>(
       std::move(gradients), std::move(modules),
-      Reducer::Settings{caps, find_unused, grad_is_part, skip_unused, static_graph, finds_mistakes,
-                        std::move(profiled_as), tag, traced_as, std::move(model),
+      Reducer::Settings{caps, find_unused, grad_is_part, skip_unused, static_graph, born,
+                        finds_mistakes, std::move(profiled_as), tag, traced_as, std::move(model),
                         std::move(advice)},
       bucket_communicator_of(group, ordered, deterministic, tensors), launch_schedule_of(schedule),
       Reducer::Callbacks{
@@ -158,6 +158,20 @@ py::list report_of(const Reducer& reducer) {
     buckets.append(entry);
   }
   return buckets;
+}
+
+// The way of each gradient in the last step (BirthPlan::Way), or none.
+std::optional<std::vector<std::string>> births_of(const Reducer& reducer) {
+  if (reducer.births() == nullptr) {
+    return std::nullopt;
+  }
+  static constexpr const char* kWays[] = {"unknown", "born", "kept",     "small",
+                                          "watched", "held", "elsewhere"};
+  std::vector<std::string> ways;
+  for (size_t i = 0; i < reducer.gradient_list().size(); ++i) {
+    ways.emplace_back(kWays[reducer.births()->way_of(i)]);
+  }
+  return ways;
 }
 
 std::vector<std::string> phases_of(const Reducer& reducer) {
@@ -305,7 +319,7 @@ void register_reducer(py::module_& m) {
       .def(py::init(&make_reducer), py::arg("parameters"), py::arg("names"), py::arg("sparse"),
            py::arg("modules"), py::arg("group"), py::arg("schedule"), py::arg("caps"),
            py::arg("find_unused"), py::arg("grad_is_part"), py::arg("skip_unused"),
-           py::arg("static_graph"), py::arg("finds_mistakes"), py::arg("ordered"),
+           py::arg("static_graph"), py::arg("born"), py::arg("finds_mistakes"), py::arg("ordered"),
            py::arg("deterministic"), py::arg("profiled_as"), py::arg("reduce_sparse"),
            py::arg("update"), py::arg("differ"), py::arg("tag"), py::arg("traced_as"),
            py::arg("model"), py::arg("advice"))
@@ -409,8 +423,11 @@ void register_reducer(py::module_& m) {
              out["launches"] = copies.launches;
              out["together"] = copies.together;
              out["alone"] = copies.alone;
+             out["born"] = copies.born;
+             out["moved"] = copies.moved;
              return out;
            })
+      .def("births", births_of)
       .def("report", report_of);
   register_step_words(reducer);
 }

@@ -92,11 +92,18 @@ Reducer::Reducer(std::vector<Gradient> gradients, std::vector<std::vector<size_t
     gradient.kind = gradient.parameter.options();
     parameters.push_back(gradient.parameter);
   }
+  if (settings_.born && device_of(gradients_).is_cpu()) {
+    warm_memory_ = std::make_unique<WarmMemory>(WarmMemory::For::choosers);
+    births_ = std::make_shared<BirthPlan>(gradients_, [this](size_t i) { return place_of(i); });
+  }
   GradientListener& listener = *this;  // a base that only we may convert to
   hooks_ = std::make_unique<GradientHooks>(parameters, listener);
 }
 
 Reducer::~Reducer() {
+  if (births_) {
+    births_->close();
+  }
   hooks_.reset();
   abandon();
   norms_.abandon();
@@ -237,16 +244,6 @@ void Reducer::reduce_as(at::ScalarType type) {
   copier_.travel_as(type);
 }
 
-void Reducer::set_static_graph() {
-  if (iteration_.completed > 0) {
-    throw Error("a static graph is recorded in the first iteration, and this model has run " +
-                std::to_string(iteration_.completed) +
-                ": the setting should be called before training loop starts");
-  }
-  settings_.find_unused = false;  // the record says it
-  static_graph_ = std::make_unique<StaticGraph>(gradients_.size());
-}
-
 // ---- forward ---------------------------------------------------------------------------------
 
 void Reducer::begin_forward() {
@@ -342,7 +339,7 @@ void Reducer::end_forward(bool synchronised, const std::vector<at::Tensor>& outp
   if (!synchronised) {
     return;
   }
-  output_hooks_.watch(outputs);
+  output_hooks_.watch(outputs, births_);
   reached_.clear();
   if (settings_.find_unused && hooks_) {
     reached_.assign(gradients_.size(), 0);
@@ -355,6 +352,9 @@ void Reducer::end_forward(bool synchronised, const std::vector<at::Tensor>& outp
 }
 
 void Reducer::open(bool again) {
+  if (births_) {
+    births_->step_begins(iteration_.arrived == gradients_.size());
+  }
   ++iteration_.number;
   iteration_.open = true;
   iteration_.again = again;

@@ -40,6 +40,7 @@
 #include <vector>
 
 #include "reducer/backward/autograd_hooks.h"
+#include "reducer/backward/birth_plan.h"
 #include "reducer/backward/computed_gradients.h"
 #include "reducer/backward/static_graph.h"
 #include "reducer/backward/step_figures.h"
@@ -53,6 +54,7 @@
 #include "reducer/bucket/not_finite_gradient.h"
 #include "reducer/launch/launch_schedule.h"
 #include "reducer/phases/phases.h"
+#include "tensors/warm_memory.h"
 
 namespace dpcore {
 
@@ -66,6 +68,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
     bool grad_is_part = true;  // false: results are copied back to a grad of its own
     bool skip_unused = false;  // buckets of unused gradients only: the same ones on all ranks
     bool static_graph = false;
+    bool born = false;  // warm memory, and gradients in their places where that can be
     bool finds_mistakes =
         false;                // by words (step_words.h), and NaN or Inf where gradients are added
     std::string profiled_as;  // of buckets on their way, in torch's profiler; empty: not here
@@ -223,6 +226,8 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   void look_again() { looks_at_compiled_ = true; }
   // How gradients came into buckets and results out of them.
   const GradientCopier::Counts& copies() const { return copier_.counts(); }
+  // How each gradient came last; null: all are copied.
+  const BirthPlan* births() const { return births_.get(); }
   // When the parts of the step that runs, or ran last, happened, and what follows from that.
   const StepRecord& record() const { return record_; }
   StepSums& sums() { return sums_; }
@@ -292,6 +297,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   void look_at_compiled();
   void accumulate(size_t i);
   void take(size_t i);
+  BirthPlan::Place place_of(size_t i);
   void arrive(size_t i);
   void arrive_without_gradient(size_t i);
   bool is_last_of_static_graph(size_t i);
@@ -359,6 +365,8 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   ComputedGradients computed_;
   size_t from_compiled_ = 0;  // gradients of the last backward that was looked at
   bool looks_at_compiled_ = true;
+  std::unique_ptr<WarmMemory> warm_memory_;
+  std::shared_ptr<BirthPlan> births_;
   UsedMap used_;
   StepRecord record_;
   StepSums sums_;

@@ -33,6 +33,7 @@ void Reducer::gradient_ready(size_t i, const at::Tensor& incoming) {
     accumulate(i);
     return;
   }
+  const BirthPlan::Pause pause(births_.get());
   const auto afterwards = c10::make_scope_exit([this] { copier_.set_incoming(nullptr); });
   copier_.set_incoming(&incoming);
   try {
@@ -90,9 +91,26 @@ void Reducer::take(size_t i) {
     if (!gradient.parameter.grad().defined()) {
       undefined_.push_back(i);
     }
+    if (births_) {
+      births_->arrived(i, gradient);
+    }
+    const std::byte* place = gradient.address;
     copier_.bring(gradient);
+    if (births_ && gradient.address != place) {
+      births_->left(i);
+    }
   }
   arrive(i);
+}
+
+// For a gradient that is still to come in this backward, and that nothing but us sees there.
+BirthPlan::Place Reducer::place_of(size_t i) {
+  const Gradient& gradient = gradients_[i];
+  if (!iteration_.open || iteration_.again || gradient.iteration == iteration_.number || hook_ ||
+      !hooks_ || !hooks_->is_alone(i) || !is_expected() || !copier_.may_be_born(gradient)) {
+    return {};
+  }
+  return {&buckets_[gradient.bucket].flat.storage(), gradient.address};
 }
 
 void Reducer::arrive(size_t i) {
@@ -175,6 +193,7 @@ void Reducer::end_of_backward() {
   if (!iteration_.open) {
     return;
   }
+  const BirthPlan::Pause pause(births_.get());
   try {
     if (looks_at_compiled_) {
       look_at_compiled();
@@ -295,6 +314,16 @@ void Reducer::agree_on_unused() {
 }
 
 // ---- static graphs ---------------------------------------------------------------------------
+
+void Reducer::set_static_graph() {
+  if (iteration_.completed > 0) {
+    throw Error("a static graph is recorded in the first iteration, and this model has run " +
+                std::to_string(iteration_.completed) +
+                ": the setting should be called before training loop starts");
+  }
+  settings_.find_unused = false;  // the record says it
+  static_graph_ = std::make_unique<StaticGraph>(gradients_.size());
+}
 
 bool Reducer::is_last_of_static_graph(size_t i) {
   switch (static_graph_->arrives(i)) {

@@ -171,6 +171,7 @@ void Reducer::send(std::span<Bucket> together, const Launch& how) {
   }
   try {
     for (Bucket& bucket : together) {
+      copier_.leave_to_leases(bucket);
       copier_.fill(bucket);
       if (norms_.is_on()) {
         norms_.add_own(bucket.travelling());

@@ -9,13 +9,16 @@
 #include <atomic>
 #include <cstdint>
 
+#include "tensors/place_leases.h"
+
 namespace dpcore {
 namespace {
 
 // Allocators that other libraries install have the default priority, 0.
 constexpr uint8_t kPriority = 1;
 
-std::atomic<int> warm_users{0};
+std::atomic<int> warm_users{0};    // for all blocks
+std::atomic<int> warm_keepers{0};  // for all or some
 
 size_t memory_of_machine() {
   const long pages = sysconf(_SC_PHYS_PAGES);
@@ -32,16 +35,16 @@ class WarmAllocator final : public c10::Allocator {
   static WarmAllocator& install();
 
   c10::DataPtr allocate(size_t bytes) override {
-    if (bytes >= WarmPool::kSmallest && warm_users.load(std::memory_order_relaxed) > 0) {
-      if (void* block = pool_.take(bytes)) {
+    if (bytes >= WarmPool::kSmallest && warm_keepers.load(std::memory_order_relaxed) > 0) {
+      if (void* block = take(bytes)) {
         c10::profiledCPUMemoryReporter().New(block, bytes);
         return {block, block, &release, c10::Device(c10::kCPU)};
       }
     }
     return former_->allocate(bytes);
   }
-  // For callers of raw_deallocate(), oneDNN is one. They may bring blocks from
-  // before this was installed.
+  // For callers of raw_deallocate(), oneDNN is one. They may bring blocks from before this was
+  // installed.
   c10::DeleterFnPtr raw_deleter() const override {
     return former_->raw_deleter() == nullptr ? nullptr : &release;
   }
@@ -51,11 +54,26 @@ class WarmAllocator final : public c10::Allocator {
   WarmPool& pool() { return pool_; }
 
  private:
+  void* take(size_t bytes) {
+    PlaceChooser* chooser = place_chooser();
+    if (chooser == nullptr || !chooser->wants_warm_memory()) {
+      return warm_users.load(std::memory_order_relaxed) > 0 ? pool_.take(bytes) : nullptr;
+    }
+    if (void* place = chooser->choose(bytes)) {
+      return place;
+    }
+    void* block = pool_.take(bytes);
+    chooser->note(bytes, block);
+    return block;
+  }
   static void release(void* block) {
     WarmAllocator& self = *installed();
     if (block != nullptr && self.pool_.has(block)) {
       c10::profiledCPUMemoryReporter().Delete(block);
-      self.pool_.give_back(block, warm_users.load(std::memory_order_relaxed) > 0);
+      self.pool_.give_back(block, warm_keepers.load(std::memory_order_relaxed) > 0);
+    } else if (lease_on(block) != Lease::none) {
+      c10::profiledCPUMemoryReporter().Delete(block);
+      end_lease(block);
     } else if (const c10::DeleterFnPtr before = self.former_->raw_deleter()) {
       before(block);
     }
@@ -78,13 +96,15 @@ WarmAllocator& WarmAllocator::install() {
 
 }  // namespace
 
-WarmMemory::WarmMemory() {
+WarmMemory::WarmMemory(For whom) : whom_(whom) {
   WarmAllocator::install();
-  warm_users.fetch_add(1);
+  warm_keepers.fetch_add(1);
+  warm_users.fetch_add(whom_ == For::all ? 1 : 0);
 }
 
 WarmMemory::~WarmMemory() {
-  if (warm_users.fetch_sub(1) == 1) {
+  warm_users.fetch_sub(whom_ == For::all ? 1 : 0);
+  if (warm_keepers.fetch_sub(1) == 1) {
     warm_pool()->release_kept();
   }
 }

@@ -42,6 +42,7 @@ class WarmPool {
   void release_kept();
   // At the end of a window, which the clock decides, or a test: what was not needed in it goes.
   void end_window();
+  void end_window_in_time();
 
   struct Figures {
     size_t used = 0;      // bytes of blocks that are out
@@ -78,7 +79,6 @@ class WarmPool {
   uint32_t cut(size_t size);
   void cool(uint32_t block);
   void* address_of(uint32_t block) const { return base_ + (block - 1) * kSmallest; }
-  void end_window_in_time();
 
   std::byte* base_ = nullptr;
   size_t reserved_ = 0;

@@ -82,6 +82,9 @@ class DataParallel(FlushedBefore, TorchSurface):
     ``deterministic``   only algorithms that add in rank order: the same bits for any bucket size.
     ``mistakes``        how mistakes that no error shows are told: "warn" (a ``MistakeWarning``, and
                         an error where one is proved), "all", "raise", "ignore" (docs/mistakes.md).
+    ``gradients``       on the CPU: "born" lets backward make large ones in their buckets, in memory
+                        that stays warm (``dp.warm_memory``); "copied" does not. By default
+                        DPCORE_GRADIENTS, else "born".
 
     >>> import torch, dpcore
     >>> comm = dpcore.init(rank=0, world_size=1)
@@ -122,6 +125,7 @@ class DataParallel(FlushedBefore, TorchSurface):
         schedule: str | LaunchSchedule = "auto",
         deterministic: bool = False,
         mistakes: str | None = None,
+        gradients: str | None = None,
     ) -> None:
         arguments.check_kinds(locals())
         nn.Module.__init__(self)
@@ -173,6 +177,7 @@ class DataParallel(FlushedBefore, TorchSurface):
         self.bucket_bytes_cap_list = caps if bucket_cap_mb_list else []
         self._caps, self._deterministic = caps, deterministic
         self._mistakes = Reports(mode_of(mistakes))
+        self._gradients = arguments.gradients_of(gradients)
         self._comm_hooks: list[tuple[Any, Any]] = []
         self._join_group(comm, process_group)
         if deterministic and not capabilities_of(self.group).ordered:
@@ -218,6 +223,7 @@ class DataParallel(FlushedBefore, TorchSurface):
             grad_is_part=self.gradient_as_bucket_view,
             skip_unused=self.skip_all_reduce_unused_params,
             static_graph=self.static_graph,
+            born=self._gradients == "born",
             finds_mistakes=self._mistakes.is_on,
             ordered=self._deterministic or steps.adds_in_order,
             deterministic=self._deterministic,
@@ -426,10 +432,11 @@ class DataParallel(FlushedBefore, TorchSurface):
 
     def bucket_report(self) -> BucketReport:
         """The gradients in each bucket, and the times at which the last backward filled, sent and
-        completed it; then notes about mistakes."""
+        completed it; then how gradients came into them, and notes about mistakes."""
         reducer, why = self._reducer, self._first_steps.why
         notes = [*self._graphs.in_words(reducer), *self._mistakes.notes]
-        return BucketReport(reducer.report(), self.schedule, reducer.has_rebuilt, why, notes)
+        lines, ways = reducer.report(), reducer.births() or ()
+        return BucketReport(lines, self.schedule, reducer.has_rebuilt, why, notes, ways)
 
     @property
     def _has_rebuilt_buckets(self) -> bool:  # type: ignore[override]

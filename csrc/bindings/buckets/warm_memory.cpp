@@ -17,7 +17,7 @@ class OpenWarmMemory {
   void close() { memory_.reset(); }
 
  private:
-  std::unique_ptr<WarmMemory> memory_ = std::make_unique<WarmMemory>();
+  std::unique_ptr<WarmMemory> memory_ = std::make_unique<WarmMemory>(WarmMemory::For::all);
 };
 
 py::dict warm_memory_figures() {

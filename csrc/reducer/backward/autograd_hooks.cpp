@@ -75,11 +75,14 @@ bool has_hooks_of_others(Node& node) {
 
 class PassedHook final : public torch::autograd::FunctionPreHook {
  public:
-  explicit PassedHook(std::shared_ptr<std::atomic<int>> last_run)
-      : last_run_(std::move(last_run)) {}
+  PassedHook(std::shared_ptr<std::atomic<int>> last_run, std::shared_ptr<BirthPlan> births)
+      : last_run_(std::move(last_run)), births_(std::move(births)) {}
 
   torch::autograd::variable_list operator()(const torch::autograd::variable_list& grads) override {
     last_run_->store(torch::autograd::get_current_graph_task_id());
+    if (births_) {
+      births_->backward_begins();
+    }
     return grads;
   }
   // Compiled autograd is refused where gradients arrive (ReadyHook).
@@ -87,6 +90,7 @@ class PassedHook final : public torch::autograd::FunctionPreHook {
 
  private:
   std::shared_ptr<std::atomic<int>> last_run_;
+  std::shared_ptr<BirthPlan> births_;
 };
 
 }  // namespace
@@ -215,10 +219,11 @@ size_t GradientHooks::count_compiled() const {
   return count;
 }
 
-void OutputHooks::watch(const std::vector<at::Tensor>& outputs) {
+void OutputHooks::watch(const std::vector<at::Tensor>& outputs,
+                        const std::shared_ptr<BirthPlan>& births) {
   for (const at::Tensor& output : outputs) {
     if (const auto& node = output.grad_fn()) {
-      node->add_pre_hook(std::make_unique<PassedHook>(last_run_));
+      node->add_pre_hook(std::make_unique<PassedHook>(last_run_, births));
     }
   }
 }

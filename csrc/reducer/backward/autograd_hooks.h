@@ -26,6 +26,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "reducer/backward/birth_plan.h"
+
 namespace dpcore {
 
 class GradientListener {
@@ -55,6 +57,10 @@ class GradientHooks {
 
   // Whether autograd has made the parameter another node, as it does where its type changes.
   bool is_lost(size_t gradient, const at::Tensor& parameter) const;
+  // Whether ours is the only hook that sees what autograd adds, besides those of its own.
+  bool is_alone(size_t gradient) const {
+    return installed_[gradient].node->post_hooks().size() == 1;
+  }
   // Sets reached[i] for every parameter i whose gradient a backward from `outputs` will produce.
   // The caller has sized it.
   void find_reached(const std::vector<at::Tensor>& outputs, std::vector<uint8_t>& reached) const;
@@ -91,7 +97,8 @@ void hear_computed(const at::Tensor& value, int64_t output);
 
 class OutputHooks {
  public:
-  void watch(const std::vector<at::Tensor>& outputs);
+  // `births`, or null, hears of the runs that come through them.
+  void watch(const std::vector<at::Tensor>& outputs, const std::shared_ptr<BirthPlan>& births);
   // This run of autograd has come through one of them.
   bool has_passed() const;
 

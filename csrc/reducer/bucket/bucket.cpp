@@ -52,21 +52,29 @@ bool can_copy_bytes(const at::Tensor& from, const Gradient& to) {
          from.sizes() == to.part.sizes() && !from.is_conj() && !from.is_neg() && has_memory(from);
 }
 
-// Whether a gradient can be given other memory without a difference that the program could see:
-// the tensor is known to autograd alone, or its memory to the tensor alone.
-bool can_move(const at::Tensor& grad, const at::Tensor* incoming) {
-  if (has_unknown_owners(grad) || may_be_numpys(grad)) {
-    return false;
-  }
-  if (!is_known_elsewhere(grad)) {
-    return true;
-  }
+// Whether no other tensor has its memory than the one that autograd holds.
+bool has_memory_alone(const at::Tensor& grad, const at::Tensor* incoming) {
   size_t accounted_for = tensors_behind(grad);
   if (incoming != nullptr && incoming->defined() && incoming->has_storage() &&
       incoming->storage().is_alias_of(grad.storage())) {
     accounted_for += tensors_behind(*incoming);
   }
   return owners_of(grad.storage()) == accounted_for;
+}
+
+// Whether a gradient can be given other memory without a difference that the program could see:
+// the tensor is known to autograd alone, or its memory to the tensor alone.
+bool can_move(const at::Tensor& grad, const at::Tensor* incoming) {
+  if (has_unknown_owners(grad) || may_be_numpys(grad)) {
+    return false;
+  }
+  return !is_known_elsewhere(grad) || has_memory_alone(grad, incoming);
+}
+
+// Sparse, or with a graph that ends here.
+bool is_of_another_kind(const at::Tensor& grad, const at::Tensor& part) {
+  return grad.layout() != at::kStrided || grad.requires_grad() ||
+         !grad.unsafeGetTensorImpl()->has_compatible_shallow_copy_type(part.key_set());
 }
 
 size_t aligned_elements(const Gradient& gradient) {
@@ -140,11 +148,16 @@ void Gradient::collect() {
   }
 }
 
+bool Gradient::is_autograds_alone(const at::Tensor* incoming) const {
+  const at::Tensor& grad = parameter.grad();
+  return !is_of_another_kind(grad, part) && grad.scalar_type() == part.scalar_type() &&
+         !has_unknown_owners(grad) && !may_be_numpys(grad) && has_memory_alone(grad, incoming);
+}
+
 bool Gradient::settle(const at::Tensor* incoming, bool may_move) {
   at::Tensor& grad = parameter.mutable_grad();
-  if (grad.layout() != at::kStrided || grad.requires_grad() ||
-      !grad.unsafeGetTensorImpl()->has_compatible_shallow_copy_type(part.key_set())) {
-    grad = tensor_like(part);  // of another kind: sparse, or with a graph that ends here
+  if (is_of_another_kind(grad, part)) {
+    grad = tensor_like(part);
     return true;
   }
   if (!may_move || grad.scalar_type() != part.scalar_type() || !can_move(grad, incoming)) {

@@ -54,6 +54,9 @@ struct Gradient {
   // because its memory is the program's, or may not move: the result is copied there. `incoming`
   // is a tensor that autograd holds at the moment, or none.
   bool settle(const at::Tensor* incoming, bool may_move);
+  // Only autograd has the memory of `parameter.grad`: what is written there, nothing else sees.
+  // settle() asks for less, since what it leaves behind stays as it is.
+  bool is_autograds_alone(const at::Tensor* incoming) const;
   // `parameter.grad` is the bucket's memory already.
   bool is_in_place() const;
   // The gradient lies as the part does, so that both are copied element by element.

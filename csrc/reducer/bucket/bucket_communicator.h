@@ -73,6 +73,8 @@ class BucketCommunicator {
   virtual bool carries_words() const { return false; }
   // Whether one rank may call allocate() without the others.
   virtual bool allocates_alone() const { return true; }
+  // Whether tensors of the program may be made in the memory of allocate().
+  virtual bool lends_places() const { return false; }
 
   virtual void reserve(size_t slots) = 0;
   // In place. Ranks start the same operations in the same order. Throws Unsupported where the

@@ -25,6 +25,7 @@ class NativeBucketCommunicator final : public BucketCommunicator {
   void check_usable() override { communicator_->check_usable(); }
   bool can_go_in_halves() const override { return true; }
   bool carries_words() const override { return true; }
+  bool lends_places() const override { return true; }
   at::Tensor allocate(size_t elements, at::ScalarType type, at::Device device) override {
     if (!device.is_cpu()) {
       throw Unsupported("the native communicator reduces gradients on the CPU, not on " +

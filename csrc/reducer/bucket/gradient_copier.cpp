@@ -8,6 +8,7 @@
 
 #include <algorithm>
 
+#include "tensors/place_leases.h"
 #include "tensors/tensor_memory.h"
 
 namespace dpcore {
@@ -56,7 +57,7 @@ void GradientCopier::come_to_this_stream(Bucket& bucket) {
 void GradientCopier::bring(Gradient& gradient) {
   Bucket& bucket = buckets_[gradient.bucket];
   come_to_this_stream(bucket);
-  if (bucket.together || bucket.kept.defined() || gradient.is_in_place()) {
+  if (bucket.together || bucket.kept.defined() || adopt(gradient) || gradient.is_in_place()) {
     return;  // later
   }
   leave_part_to_holders(gradient);
@@ -290,11 +291,13 @@ void GradientCopier::copy_together(const Bucket& bucket, const at::Tensor& flat,
 void GradientCopier::leave_part_to_holders(Gradient& gradient) {
   const bool has_moved = gradient.part.storage().data() != gradient.address;  // share_memory_()
   const bool is_held = owners_of(gradient.part.storage()) > 1;
-  if (!has_moved && !is_held) {
+  const bool is_leased = lease_on(gradient.address) != Lease::none;
+  if (!has_moved && !is_held && !is_leased) {
     return;
   }
   Bucket& bucket = buckets_[gradient.bucket];
-  if (!has_moved && may_be_numpys(gradient.part) && communicator_->allocates_alone()) {
+  if (is_leased ||
+      (!has_moved && may_be_numpys(gradient.part) && communicator_->allocates_alone())) {
     leave_bucket_to_holders(bucket);
     return;
   }
@@ -307,6 +310,7 @@ void GradientCopier::leave_part_to_holders(Gradient& gradient) {
 
 void GradientCopier::leave_bucket_to_holders(Bucket& bucket) {
   const at::NoGradGuard no_grad;
+  ++counts_.moved;
   const at::Tensor before = bucket.flat;
   bucket.flat = communicator_->allocate(before.numel(), before.scalar_type(), before.device());
   bucket.flat.copy_(before);
@@ -316,6 +320,47 @@ void GradientCopier::leave_bucket_to_holders(Bucket& bucket) {
     if (was_in_place) {
       settle(gradients_[i]);
     }
+  }
+}
+
+bool GradientCopier::may_be_born(const Gradient& gradient) const {
+  const Bucket& bucket = buckets_[gradient.bucket];
+  const c10::Storage& storage = gradient.part.storage();
+  return grad_is_part_ && may_move_ && communicator_->lends_places() &&
+         bucket.state == Bucket::filling && !bucket.skipped && !bucket.together &&
+         !bucket.narrow.defined() && !bucket.kept.defined() && !gradient.is_sparse &&
+         !gradient.parameter.grad().defined() && storage.data() == gradient.address &&
+         owners_of(storage) == 1 && !may_be_numpys(gradient.part) &&
+         lease_on(gradient.address) == Lease::none;
+}
+
+// False: `parameter.grad` has not been made in its place, or has other owners, to whom the bucket's
+// memory is left: then it is a gradient elsewhere.
+bool GradientCopier::adopt(Gradient& gradient) {
+  if (lease_on(gradient.address) != Lease::open || !gradient.has_layout_of_part()) {
+    return false;
+  }
+  const at::Tensor& grad = gradient.parameter.grad();
+  if (grad.const_data_ptr() != gradient.address ||
+      grad.storage().is_alias_of(gradient.part.storage())) {
+    return false;
+  }
+  if (!may_move_ || !gradient.is_autograds_alone(incoming_)) {
+    leave_bucket_to_holders(buckets_[gradient.bucket]);
+    return false;
+  }
+  settle(gradient);
+  settle_lease(gradient.address);  // autograd drops its tensor after the hook
+  ++counts_.born;
+  return true;
+}
+
+void GradientCopier::leave_to_leases(Bucket& bucket) {
+  const bool is_leased =
+      std::any_of(bucket.gradients.begin(), bucket.gradients.end(),
+                  [&](size_t i) { return lease_on(gradients_[i].address) == Lease::open; });
+  if (is_leased) {
+    leave_bucket_to_holders(bucket);
   }
 }
 

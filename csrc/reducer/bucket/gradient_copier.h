@@ -16,6 +16,10 @@
 // held, and the cost is a check of a reference count. A gradient in the program's memory stays
 // there, and results are copied to it.
 //
+// A gradient may be born in its part (backward/birth_plan.h): then it is moved onto the part's
+// storage and nothing is copied. Its own storage had a lease on the place; if another tensor has
+// one, the bucket moves to new memory as well.
+//
 // Threads: that of forward and backward. After the first iteration nothing is allocated here.
 #pragma once
 
@@ -59,6 +63,10 @@ class GradientCopier {
   void bring_computed(Gradient& gradient, const at::Tensor& value);
   // Autograd has added to a gradient that had come before.
   void bring_again(size_t i);
+  // Whether backward may make this gradient in its part, which nothing has then.
+  bool may_be_born(const Gradient& gradient) const;
+  // Before the bucket is sent: tensors that have leases on places in it keep the memory.
+  void leave_to_leases(Bucket& bucket);
   // All gradients of the bucket are there.
   void complete(Bucket& bucket) {
     if (bucket.together && !bucket.narrow.defined() && !bucket.kept.defined()) {
@@ -82,6 +90,8 @@ class GradientCopier {
     uint64_t launches = 0;  // of copies of many at once
     uint64_t together = 0;  // gradients in these
     uint64_t alone = 0;     // gradients that cost a copy, or a cast, each
+    uint64_t born = 0;      // gradients that backward has made in their parts
+    uint64_t moved = 0;     // buckets that were left to other holders of their memory
   };
   const Counts& counts() const { return counts_; }
 
@@ -95,6 +105,7 @@ class GradientCopier {
   void hand_out_narrow(Bucket& bucket, double factor);
   void copy_together(const Bucket& bucket, const at::Tensor& flat, bool to_flat, double factor);
   void leave_bucket_to_holders(Bucket& bucket);
+  bool adopt(Gradient& gradient);
 
   std::vector<Gradient>& gradients_;
   std::vector<Bucket>& buckets_;

@@ -58,7 +58,7 @@ def check_kinds(given: Mapping[str, Any]) -> None:
     check_integer(given["dim"], "dim")
     if isinstance(given["schedule"], str):
         check_is("a string", schedule=given["schedule"])
-    check_is("a string", or_none=True, mistakes=given["mistakes"])
+    check_is("a string", or_none=True, mistakes=given["mistakes"], gradients=given["gradients"])
     cap, caps = given["bucket_cap_mb"], given["bucket_cap_mb_list"]
     if not isinstance(cap, str):
         check_is("a number", or_none=True, bucket_cap_mb=cap)
@@ -147,6 +147,15 @@ def bucket_caps(
     if given:
         return [int(size * _MIB) for size in given], "given"
     return _CAPS_ACROSS_STEPS if across_steps else _FIRST_CAPS, "default"
+
+
+def gradients_of(asked: str | None) -> str:
+    """The argument, or else DPCORE_GRADIENTS, or else "born". Ranks may differ in it."""
+    said = os.environ.get("DPCORE_GRADIENTS") or "born"
+    where, mode = ("gradients", asked) if asked is not None else ("DPCORE_GRADIENTS", said)
+    if mode not in ("born", "copied"):
+        raise Unsupported(f"{where}={mode!r}: use born or copied")
+    return mode
 
 
 def compared(model: Wrapped) -> dict[str, Any]:

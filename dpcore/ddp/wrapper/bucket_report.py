@@ -33,12 +33,16 @@ class BucketReport(Sequence[BucketLine]):
         rebuilt: bool,
         why: Mapping[str, str] = MappingProxyType({}),
         notes: Sequence[str] = (),
+        ways: Sequence[str] = (),
     ) -> None:
         self._lines = [BucketLine(**line) for line in lines]
         self.schedule = schedule
         self.rebuilt = rebuilt
         self.why = dict(why)  # the reasons for the choices of the first steps
         self.notes = list(notes)  # about mistakes that right programs make as well
+        # How many gradients came into their buckets in each way, in the last step. Empty where all
+        # are copied.
+        self.gradients = {way: ways.count(way) for way in _WAYS if way in ways}
 
     def __getitem__(self, index: Any) -> Any:
         return self._lines[index]
@@ -74,7 +78,9 @@ class BucketReport(Sequence[BucketLine]):
         ]
 
     def _tail(self) -> list[str]:
-        return [f"note: {note}" for note in self.notes]
+        ways = ", ".join(f"{number} {_WAYS[way]}" for way, number in self.gradients.items())
+        came = [f"gradients: {ways}"] if ways else []
+        return [*came, *(f"note: {note}" for note in self.notes)]
 
     def __repr__(self) -> str:
         """The table as text."""
@@ -88,6 +94,17 @@ class BucketReport(Sequence[BucketLine]):
             size = line.bytes / 2**20
             text.append(f"{number:>6}  {size:>10.3f}  {line.dtype:<8}{shown}  {_names(line)}")
         return "\n".join([*text, *self._tail()])
+
+
+# How a gradient came into its bucket (csrc/reducer/backward/birth_plan.h).
+_WAYS = {
+    "born": "born in place",
+    "kept": "added to in place",
+    "small": "copied: under 1 MiB",
+    "watched": "copied: made in memory that no step before has shown",
+    "held": "copied: the place, or the gradient, is held by the program or a hook",
+    "elsewhere": "copied: this step was not like the one before",
+}
 
 
 def _names(line: BucketLine) -> str:
