@@ -1,8 +1,10 @@
 """What does data parallel training add to a step? `python -m benchmarks.ddp_step`
 
     alone       no communication, all ranks computing at once: what is subtracted
+    alone warm  the same with dp.warm_memory(); all others have malloc as it is
     torch       torch DDP over Gloo, gradients as views of buckets; "torch 100" with 100 MiB buckets
-    dpcore      dpcore.DataParallel without an argument; "dpcore ..." with a schedule
+    dpcore      dpcore.DataParallel without an argument; "dpcore ..." with a schedule, and "dpcore
+                copied" with gradients="copied"
 
 The figure is the overhead: a contender's step minus that of `alone`, of the slowest rank, medians
 over rounds in which all take turns. It is compared with the best of torch. With --memory the
@@ -23,6 +25,8 @@ from benchmarks.training.memory import peak
 from dpcore.tools.compare.training.models import MODELS
 from dpcore.tools.compare.training.ranks import (
     ALONE,
+    ALONE_WARM,
+    COPIED,
     DEFAULT,
     Times,
     measure,
@@ -32,7 +36,10 @@ from dpcore.tools.compare.training.ranks import (
 )
 from dpcore.tools.records import ROOT, keep, run_facts
 
-CONTENDERS = (ALONE, "torch", "torch 100", DEFAULT, "dpcore bucketed", "dpcore sequential")
+CONTENDERS = (
+    ALONE, ALONE_WARM, "torch", "torch 100",
+    DEFAULT, COPIED, "dpcore bucketed", "dpcore sequential",
+)  # fmt: skip
 TARGETS = {"mlp": 0.3, "transformer": 0.5, "many": 0.3}  # of torch's overhead, 2 ranks
 
 
@@ -44,19 +51,22 @@ def report(
     best_of_torch = min(over[name] for name in yardstick if name in over)
     target = f", target {targets[model]} of torch" if world == 2 and model in targets else ""
     print(f"\n{model}, {world} ranks{target}")
-    print(f"{'':20}{'step ms':>10}{'overhead ms':>13}{'of torch':>10}")
+    alone = statistics.median(rounds[ALONE])
+    print(f"{'':20}{'step ms':>10}{'of alone':>10}{'overhead ms':>13}{'of torch':>10}")
     lines = []
     for name, times in rounds.items():
         step = statistics.median(times)
         ratio = None if name == ALONE else over[name] / best_of_torch
         shown = "" if ratio is None else f"{ratio:.2f}"
-        print(f"{name:20}{step * 1e3:>10.2f}{over[name] * 1e3:>13.2f}{shown:>10}", flush=True)
+        times_ms = f"{step * 1e3:>10.2f}{step / alone:>10.2f}{over[name] * 1e3:>13.2f}"
+        print(f"{name:20}{times_ms}{shown:>10}", flush=True)
         lines.append(
             {
                 "model": model,
                 "world": world,
                 "contender": name,
                 "step_s": step,
+                "step_of_alone": step / alone,
                 "overhead_s": over[name],
                 "overhead_of_torch": ratio,
                 "rounds_s": times,

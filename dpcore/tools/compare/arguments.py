@@ -22,8 +22,8 @@ examples:
   dpcore compare all_reduce --algorithm ring,mine.py:swing --peers gloo
   dpcore compare all                           every collective
 
-models: mlp, transformer, many, gpt2, or file.py:make with make(rank, world) -> (model, step), where
-step(model) runs forward and returns the loss (or calls backward by itself).
+models: mlp, transformer, many, ten, gpt2, or file.py:make with make(rank, world) -> (model, step),
+where step(model) runs forward and returns the loss (or calls backward by itself).
 
 contenders: torch, default (auto is the same), bucketed, sequential, per_parameter, flat, each with
 :MIB behind it for the size of buckets, and file.py:MySchedule, a dpcore.LaunchSchedule. Torch's are

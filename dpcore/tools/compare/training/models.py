@@ -55,6 +55,13 @@ def mlp() -> tuple[nn.Module, Step]:
     return nn.Sequential(*layers[:-1]), lambda model: model(x).square().mean()
 
 
+def ten() -> tuple[nn.Module, Step]:
+    """Ten matrices of 2048 x 2048, 16 MiB each; batch of 16."""
+    x = torch.randn(16, 2048)
+    layers = [nn.Linear(2048, 2048) for _ in range(10)]
+    return nn.Sequential(*layers), lambda model: model(x).square().mean()
+
+
 def transformer() -> tuple[nn.Module, Step]:
     """4.7 M parameters in 6 layers; batch of 4 sequences of 64."""
     layer = nn.TransformerEncoderLayer(256, 8, 1024, dropout=0.0, batch_first=True)
@@ -84,5 +91,6 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, Step]]] = {
     "mlp": mlp,
     "transformer": transformer,
     "many": many,
+    "ten": ten,
     "gpt2": gpt2,
 }

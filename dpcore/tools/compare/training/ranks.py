@@ -38,6 +38,8 @@ from dpcore.tools.ratios import in_turn, of_slowest_rank
 DEFAULT = "dpcore"  # `DataParallel(model)`, nothing else
 TORCH = "torch"
 ALONE = "alone"  # no communication, all ranks computing at once: what is subtracted
+ALONE_WARM = "alone warm"  # the same with dp.warm_memory()
+COPIED = "dpcore copied"  # no gradient is made in its bucket
 OVER_DPCORE = "torch/dpcore"  # torch DDP, with our backend in the place of Gloo
 OVER_GLOO = "dpcore/gloo"  # DataParallel over torch's group, as it is
 STEPS_OF_THE_LADDER = {cls.__name__: cls for cls in LADDER}
@@ -61,7 +63,7 @@ def kind_and_cap(name: str) -> tuple[str, dict[str, Any]]:
 
 def warm_steps(name: str) -> int:
     """How many steps of a contender are not like the others."""
-    chooses = kind_and_cap(name)[0] in (DEFAULT, "dpcore auto")
+    chooses = kind_and_cap(name)[0] in (DEFAULT, COPIED, "dpcore auto")
     return SETTLING_STEPS if chooses else WARM_STEPS
 
 
@@ -73,8 +75,10 @@ def goes_across_steps(name: str) -> bool:
 def wrapped(name: str, model: torch.nn.Module, comm: Any, **options: Any) -> Any:
     """The model as the contender trains it. Options are those that both wrappers have."""
     kind, cap = kind_and_cap(name)
-    if kind == ALONE:
+    if kind in (ALONE, ALONE_WARM):
         return model
+    if kind == COPIED:
+        return dp.DataParallel(model, comm=comm, gradients="copied", **cap, **options)
     if kind in (DEFAULT, OVER_GLOO):
         group = dist.group.WORLD if kind == OVER_GLOO else comm
         return dp.DataParallel(model, comm=group, **options)
@@ -122,12 +126,14 @@ def step_of(name: str, model_name: str, comm: Any) -> Callable[[], None]:
     module, forward = MODELS[model_name]()
     model = wrapped(name, module, comm)
     finish = getattr(model, "finish", None)
+    memory = dp.warm_memory if kind_and_cap(name)[0] == ALONE_WARM else contextlib.nullcontext
 
     def step() -> None:
-        module.zero_grad()
-        torch.autograd.backward(forward(model))
-        if finish is not None:
-            finish()
+        with memory():
+            module.zero_grad()
+            torch.autograd.backward(forward(model))
+            if finish is not None:
+                finish()
 
     return step
 
