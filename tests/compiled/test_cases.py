@@ -340,6 +340,7 @@ CASES = {
     "the loss in the graph": (loss_in_the_graph, {}, [3]),
     "autocast": (under_autocast, {}, [3]),
     "compiled before it was wrapped": (compiled_and_run_before, {}, [0] * 4),
+    "a bucket cap below 1 MiB": (steps, {"bucket_cap_mb": 0.0001}, [3, 3]),
     "the report": (seen_in_the_report, {}, [3] * 3),
     "nn.Sequential": (of_torchs_own_class, {}, [2]),
     "join": (uneven, {}, [3]),

@@ -45,17 +45,29 @@ def missing() -> str:
     return next((name for name, is_there in wanted.items() if not is_there), "")
 
 
-def when_dynamo_compiles(compile_graph: Callable[[Any, Any, Any], Any | None]) -> None:
+def when_dynamo_compiles(
+    compile_graph: Callable[[Any, Any, Any], Any | None],
+    is_ours: Callable[[], bool],
+) -> None:
     """Calls ``compile_graph(backend, graph, inputs)`` for each graph that dynamo compiles in the
-    forward of a wrapped model. Where it returns None, torch cuts the graph."""
+    forward of a wrapped model. Where it returns None, torch cuts the graph. Buckets of the model
+    whose forward runs may be smaller than torch's first bucket, which DDPOptimizer refuses, if
+    ``is_ours`` says that the model is not of torch's own class."""
     from torch._dynamo.backends.distributed import DDPOptimizer
 
-    torchs = DDPOptimizer.compile_fn
+    torchs, torchs_init = DDPOptimizer.compile_fn, DDPOptimizer.__init__
+    least = vars(torch.distributed)["_DEFAULT_FIRST_BUCKET_BYTES"]
+
+    @functools.wraps(torchs_init)
+    def init(self: Any, bucket_bytes_cap: int, *args: Any, **named: Any) -> None:
+        cap = max(bucket_bytes_cap, least) if is_ours() else bucket_bytes_cap
+        torchs_init(self, cap, *args, **named)
 
     def compile_fn(self: Any, graph: Any, inputs: Any, **configs: Any) -> Any:
         compiled = compile_graph(self.backend_compile_fn, graph, inputs)
         return torchs(self, graph, inputs, **configs) if compiled is None else compiled
 
+    DDPOptimizer.__init__ = init  # type: ignore[method-assign]
     DDPOptimizer.compile_fn = compile_fn  # type: ignore[method-assign, assignment]
 
 

@@ -68,14 +68,19 @@ class Graphs:
 
 def listen() -> None:
     """Takes part in what dynamo compiles from here on, if this torch has what that needs."""
-    torch_private.when_dynamo_compiles(_compile)
+    torch_private.when_dynamo_compiles(_compile, lambda: _running()[1] is not None)
+
+
+def _running() -> tuple[Any, Graphs | None]:
+    """The model whose forward runs, with its graphs unless it is of torch's own class."""
+    model: Any = DistributedDataParallel._active_ddp_module
+    return model, getattr(model, "_graphs", None)
 
 
 def _compile(backend: Any, graph: Any, inputs: Any) -> Any | None:
-    model: Any = DistributedDataParallel._active_ddp_module
-    graphs: Graphs | None = getattr(model, "_graphs", None)
+    model, graphs = _running()
     if graphs is None:
-        return None  # a model of torch's own class
+        return None
     if why := why_cut(model, backend, graph):
         graphs.cut += 1
         graphs.why_cut = why
