@@ -309,6 +309,17 @@ class Communicator:
     def split(self, color: int, key: int, /) -> Communicator | None:
         """The group of the ranks with this color; None for a negative one."""
 
+    def shrink(self, patience: float, /) -> Communicator:
+        """The ranks that live, after a failure; 0: the timeout."""
+
+    @property
+    def survivors(self) -> list[int]:
+        """The members' ranks in the communicator that was shrunk."""
+
+    @property
+    def completed_before(self) -> int:
+        """Operations that all of them had completed there."""
+
     def run_by_default(self, schedule: Schedule, /) -> None:
         """Lets calls of its collective that name no algorithm run it; before the first call."""
 

@@ -82,6 +82,17 @@ void register_communicator(py::module_& m) {
              }
              return part->core ? part : nullptr;
            })
+      .def("shrink",
+           [](const Comm& comm, double patience) {
+             auto rest = std::make_shared<PyCommunicator>();
+             const py::gil_scoped_release no_gil;
+             rest->core = ends_without_lock(comm->core->shrink(patience, check_signals));
+             return rest;
+           })
+      .def_property_readonly("survivors",
+                             [](const PyCommunicator& c) { return c.core->survivors(); })
+      .def_property_readonly("completed_before",
+                             [](const PyCommunicator& c) { return c.core->completed_before(); })
       .def_property_readonly(
           "costs", [](const PyCommunicator& c) { return list_of(c.core->endpoint().costs()); })
       .def("explain", explanation_of, py::arg("collective"), py::arg("nbytes"))

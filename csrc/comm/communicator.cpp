@@ -90,7 +90,10 @@ Communicator::Communicator(Options options, std::shared_ptr<Context> context,
     network->set_timeout(to_ns(options_.timeout_s));
   }
   options_.interrupt = nullptr;
-  options_.tcp = nullptr;
+  if (options_.tcp) {  // shrink() may need it, and listens anew
+    options_.tcp = std::make_shared<TcpOptions>(*options_.tcp);
+    options_.tcp->listener = nullptr;
+  }
   show_memory_in_use();
 }
 
@@ -322,7 +325,7 @@ void Communicator::abort(const std::string& reason) {
 }
 
 void Communicator::close(const Engine::Interrupt& interrupted) {
-  if (closed_.exchange(true) || endpoint().is_forked_copy()) {
+  if (is_shrunk_.load() || closed_.exchange(true) || endpoint().is_forked_copy()) {
     return;
   }
   const bool others_wait = context_->engine().has_waiter();
@@ -372,6 +375,10 @@ void Communicator::close(const Engine::Interrupt& interrupted) {
     network->settle(now_ns() + (group_->failed() ? kSettlePatienceNs : kClosePatienceNs), take_in);
   }
   context_->keep_until_all_left(group_, std::move(blocks));
+  if (const auto first = std::move(first_)) {
+    first->is_shrunk_ = false;
+    first->close();
+  }
   if (interruption) {
     std::rethrow_exception(interruption);
   }

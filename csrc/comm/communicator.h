@@ -64,6 +64,7 @@ class Context {
     return (static_cast<uint64_t>(first_member) + 1) << 32 | its_count;
   }
   uint32_t next_group() { return ++groups_; }
+  bool has_further_groups() const { return groups_.load() > 0; }
   void keep_until_all_left(std::shared_ptr<Group> group,
                            std::vector<std::shared_ptr<std::byte>> blocks);
 
@@ -131,6 +132,15 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // takes part in the call and gets none.
   std::shared_ptr<Communicator> split(int color, int key, const Engine::Interrupt& interrupt);
 
+  // Of one that failed: a communicator of the ranks that live, in the same order, once they agree
+  // (group/agreement.h). Ranks that have not come after so many seconds are left behind; 0: the
+  // timeout. This one then is of no further use. Throws PeerLost where this rank may not go on.
+  std::shared_ptr<Communicator> shrink(double patience_s, const Engine::Interrupt& interrupt);
+  // Of one that shrink() made: the ranks that its members had before, and how many operations all
+  // of them had completed there.
+  const std::vector<int>& survivors() const { return survivors_; }
+  uint64_t completed_before() const { return completed_before_; }
+
   // Zero-filled memory that all ranks of the host can reach.
   std::shared_ptr<std::byte> allocate(size_t bytes) { return endpoint().arena().allocate(bytes); }
 
@@ -144,9 +154,10 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // cut short.
   void close(const Engine::Interrupt& interrupted = {});
   Explanation explain(Collective collective, size_t bytes);
-  bool closed() const { return closed_.load() || endpoint().is_forked_copy(); }
+  bool closed() const { return closed_.load() || is_shrunk_.load() || endpoint().is_forked_copy(); }
 
  private:
+  friend class Shrinking;  // communicator_shrink.cpp
   Communicator(Options options, std::shared_ptr<Context> context, std::shared_ptr<Group> group);
   void choose_algorithm(Request& request, const std::string& algorithm);
   void choose_by_cost(Request& request);
@@ -177,6 +188,13 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::shared_ptr<Group> group_;
   std::shared_ptr<SharedState> shared_;
   std::atomic<bool> closed_{false};
+  // Made by shrink(): the first of the line, in whose control blocks the ranks agree. It stays
+  // until the last of the line is closed, though the program may have closed it.
+  std::shared_ptr<Communicator> first_;
+  std::atomic<bool> is_shrunk_{false};  // another one has taken its place
+  std::vector<int> places_;             // of the members, in the first
+  std::vector<int> survivors_;
+  uint64_t completed_before_ = 0;
   SpinLock submission_;
   // Under the submission lock:
   uint64_t next_number_ = 0;

@@ -34,7 +34,7 @@ constexpr uint8_t kAll = (1 << kRanks) - 1;
 // A ballot in five bytes, which are compared.
 struct Said {
   uint8_t round = 0;
-  uint8_t stage = 0;
+  uint8_t standing = 0;
   int8_t proposer = -1;
   uint8_t bound = 0;
   uint8_t members = 0;
@@ -62,7 +62,7 @@ uint8_t bits_of(const RankSet& set) {
 Ballot ballot_of(const Said& said) {
   Ballot ballot;
   ballot.round = said.round;
-  ballot.stage = static_cast<Stage>(said.stage);
+  ballot.standing = static_cast<Standing>(said.standing);
   ballot.proposer = said.proposer;
   ballot.bound = set_of(said.bound);
   ballot.members = set_of(said.members);
@@ -70,7 +70,7 @@ Ballot ballot_of(const Said& said) {
 }
 
 Said said_by(const Ballot& ballot) {
-  return {static_cast<uint8_t>(ballot.round), static_cast<uint8_t>(ballot.stage),
+  return {static_cast<uint8_t>(ballot.round), static_cast<uint8_t>(ballot.standing),
           static_cast<int8_t>(ballot.proposer), bits_of(ballot.bound), bits_of(ballot.members)};
 }
 
@@ -133,9 +133,9 @@ class Checker {
       for (int r = 0; r < kRanks; ++r) {
         const Said& own = state->said[r];
         std::fprintf(stderr,
-                     "%s%d: place %d, round %d, stage %d, %d proposed %d, bound %d, dead %d, "
+                     "%s%d: place %d, round %d, standing %d, %d proposed %d, bound %d, dead %d, "
                      "away %d, lapses %d",
-                     r == 0 ? "" : " | ", r, state->place[r], own.round, own.stage, own.proposer,
+                     r == 0 ? "" : " | ", r, state->place[r], own.round, own.standing, own.proposer,
                      own.members, own.bound, state->dead[r], state->away[r], state->lapses[r]);
       }
       std::fprintf(stderr, "\n");
@@ -149,7 +149,8 @@ class Checker {
   // The communicator that a rank computes in; the first one is that of round 0.
   static bool is_together(const State& state, int r) {
     const Said& own = state.said[r];
-    const uint8_t members = own.stage == static_cast<uint8_t>(Stage::silent) ? kAll : own.members;
+    const uint8_t members =
+        own.standing == static_cast<uint8_t>(Standing::silent) ? kAll : own.members;
     for (int m = 0; m < kRanks; ++m) {
       const bool in_it = state.place[m] == computes && state.said[m].round == own.round &&
                          state.said[m].proposer == own.proposer;
@@ -201,7 +202,7 @@ class Checker {
     if (said.round >= kMostRounds) {
       fail("rounds without end");
     }
-    if (said.round != state.said[r].round || said.stage != state.said[r].stage) {
+    if (said.round != state.said[r].round || said.standing != state.said[r].standing) {
       state.lapses[r] = 0;
     }
     state.said[r] = said;
@@ -304,7 +305,8 @@ class Checker {
   // is in another one, or this rank takes it for gone.
   bool comes(const State& state, int r) {
     const Said& own = state.said[r];
-    const uint8_t members = own.stage == static_cast<uint8_t>(Stage::silent) ? kAll : own.members;
+    const uint8_t members =
+        own.standing == static_cast<uint8_t>(Standing::silent) ? kAll : own.members;
     const bool may_take_for_gone = own.round == 0 && state.mistakes_left > 0;
     bool has_failed = false;
     for (int m = 0; m < kRanks; ++m) {
@@ -324,19 +326,19 @@ class Checker {
   }
 
   bool steps(const State& state, int r) {
-    const Move move = next_move(r, seen_by(state, r));
+    const NextStep step = next_step(r, seen_by(state, r));
     State next = state;
-    switch (move.kind) {
-      case MoveKind::wait:
+    switch (step.kind) {
+      case StepKind::wait:
         return false;
-      case MoveKind::say:
-        CHECK(said_by(move.ballot) != state.said[r]);
-        say(next, r, move.ballot);
+      case StepKind::say:
+        CHECK(said_by(step.ballot) != state.said[r]);
+        say(next, r, step.ballot);
         break;
-      case MoveKind::meet: {
+      case StepKind::meet: {
         const Ballot proposal =
-            ballot_of(move.rank == r ? state.said[r] : state.seen[r][move.rank]);
-        uint8_t& came = next.came[proposal.round][move.rank];
+            ballot_of(step.rank == r ? state.said[r] : state.seen[r][step.rank]);
+        uint8_t& came = next.came[proposal.round][step.rank];
         if ((came >> r & 1) == 0) {
           came |= static_cast<uint8_t>(1 << r);
         } else if ((bits_of(proposal.members) & ~came) == 0) {
@@ -346,13 +348,13 @@ class Checker {
         }
         break;
       }
-      case MoveKind::go_on:
-        say(next, r, move.ballot);
+      case StepKind::go_on:
+        say(next, r, step.ballot);
         next.place[r] = computes;
         note_progress(next);
         break;
-      case MoveKind::out:
-      case MoveKind::too_few:
+      case StepKind::out:
+      case StepKind::too_few:
         end(next, r, is_over);
         break;
     }
@@ -371,7 +373,7 @@ class Checker {
       if (state.lapses[r] < kMostLapses) {
         State next = state;
         ++next.lapses[r];
-        if (next_move(r, seen_by(state, r)).kind == MoveKind::meet) {
+        if (next_step(r, seen_by(state, r)).kind == StepKind::meet) {
           say(next, r, another_round(ballot_of(state.said[r])));
         }
         visit(next);

@@ -21,8 +21,8 @@ namespace dpcore::fault {
 namespace {
 
 // In the order of Point; "exit" as the first word is an action.
-constexpr std::array<std::string_view, 6> kPoints = {"init",   "grow", "entry",
-                                                     "middle", "exit", "thread"};
+constexpr std::array<std::string_view, 7> kPoints = {"init", "grow",   "entry", "middle",
+                                                     "exit", "thread", "shrink"};
 constexpr int kAnyRank = -1;
 constexpr int64_t kAnyOperation = -1;
 

@@ -4,7 +4,9 @@
 //   rankR    which rank (default: every rank)
 //   opN      which operation number (default: the first that reaches the point)
 //   point    init, grow, entry, middle, exit (default: entry), or thread: where the
-//            process starts the N-th of our threads, of whatever rank
+//            process starts the N-th of our threads, of whatever rank; or shrink: N is
+//            0 before it says that it is here, 1 after that, 2 when it has proposed, 3 when
+//            it is about to meet, 4 when it has met, 5 when it has said so, 6 when it goes on
 //
 // Several faults are separated by commas. Without the variable a check costs one load of a
 // constant; the variable is read when the first communicator starts.
@@ -14,7 +16,7 @@
 
 namespace dpcore::fault {
 
-enum class Point : uint8_t { init, grow, entry, middle, exit, thread };
+enum class Point : uint8_t { init, grow, entry, middle, exit, thread, shrink };
 
 constexpr int kNoRank = -2;
 

@@ -8,7 +8,7 @@ namespace {
 
 Ballot here_in(uint32_t round, Ballot ballot) {
   ballot.round = round;
-  ballot.stage = Stage::here;
+  ballot.standing = Standing::here;
   ballot.proposer = -1;
   ballot.members = {};
   return ballot;
@@ -19,17 +19,17 @@ class Rules {
   Rules(int rank, const BallotView& seen) : rank_(rank), seen_(seen), own_(ballot(rank)) {
     allowed_ = RankSet::first(world());
     for (int r = 0; r < world(); ++r) {
-      if (ballot(r).stage != Stage::silent) {
+      if (ballot(r).standing != Standing::silent) {
         allowed_.keep(ballot(r).bound);
       }
     }
   }
 
-  Move move() const {
+  NextStep next() const {
     if (!allowed_.has(rank_)) {
-      return {MoveKind::out, {}, rank_that_excludes_this_one()};
+      return {StepKind::out, {}, rank_that_excludes_this_one()};
     }
-    return own_.stage == Stage::met ? after_meeting() : before_meeting();
+    return own_.standing == Standing::met ? after_meeting() : before_meeting();
   }
 
  private:
@@ -37,18 +37,18 @@ class Rules {
   const Ballot& ballot(int r) const { return seen_.ballots[static_cast<size_t>(r)]; }
   bool is_gone(int r) const { return r != rank_ && (seen_.dead.has(r) || seen_.away.has(r)); }
   bool is_here(int r) const {
-    return !is_gone(r) && ballot(r).round == own_.round && ballot(r).stage == Stage::here;
+    return !is_gone(r) && ballot(r).round == own_.round && ballot(r).standing == Standing::here;
   }
   // Whether r has met, in this round, what this proposer proposed.
   bool has_met(int r, int proposer) const {
     const Ballot& its = ballot(r);
-    return its.round == own_.round && its.proposer == proposer && its.stage >= Stage::met;
+    return its.round == own_.round && its.proposer == proposer && its.standing >= Standing::met;
   }
   // Whether r can't meet any more what this proposer proposed in this round.
   bool is_lost_for(int r, int proposer) const {
     const Ballot& its = ballot(r);
     return is_gone(r) || its.round > own_.round ||
-           (its.round == own_.round && its.stage >= Stage::met && its.proposer != proposer);
+           (its.round == own_.round && its.standing >= Standing::met && its.proposer != proposer);
   }
   template <class Is>
   bool any_member(const RankSet& members, Is&& is) const {
@@ -62,17 +62,17 @@ class Rules {
 
   int rank_that_excludes_this_one() const {
     for (int r = 0; r < world(); ++r) {
-      if (ballot(r).stage != Stage::silent && !ballot(r).bound.has(rank_)) {
+      if (ballot(r).standing != Standing::silent && !ballot(r).bound.has(rank_)) {
         return r;
       }
     }
     return -1;
   }
 
-  Move say_here(uint32_t round) const { return {MoveKind::say, here_in(round, own_)}; }
+  NextStep say_here(uint32_t round) const { return {StepKind::say, here_in(round, own_)}; }
 
   // Of a round that is over, and the ranks that are further still say which is next.
-  Move try_again(const RankSet& members) const {
+  NextStep try_again(const RankSet& members) const {
     uint32_t round = own_.round + 1;
     for (int r = 0; r < world(); ++r) {
       if (members.has(r) && !is_gone(r)) {
@@ -82,7 +82,7 @@ class Rules {
     return say_here(round);
   }
 
-  Move after_meeting() const {
+  NextStep after_meeting() const {
     const int proposer = own_.proposer;
     const RankSet& members = own_.members;
     if (seen_.lapses > 0 || any_member(members, [&](int r) { return is_lost_for(r, proposer); })) {
@@ -92,16 +92,17 @@ class Rules {
       return {};
     }
     Ballot ballot = own_;
-    ballot.stage = Stage::went_on;
+    ballot.standing = Standing::went_on;
     ballot.bound = members;
-    return {MoveKind::go_on, ballot};
+    return {StepKind::go_on, ballot};
   }
 
-  Move before_meeting() const {
+  NextStep before_meeting() const {
     uint32_t newest = own_.round;
     for (int r = 0; r < world(); ++r) {
-      const Stage stage = ballot(r).stage;
-      if (allowed_.has(r) && !is_gone(r) && (stage == Stage::here || stage == Stage::met)) {
+      const Standing standing = ballot(r).standing;
+      if (allowed_.has(r) && !is_gone(r) &&
+          (standing == Standing::here || standing == Standing::met)) {
         newest = std::max(newest, ballot(r).round);
       }
     }
@@ -119,18 +120,18 @@ class Rules {
     return propose();
   }
 
-  Move answer(int proposer) const {
+  NextStep answer(int proposer) const {
     const RankSet& members = ballot(proposer).members;
     if (!members.has(rank_)) {  // it takes this rank for gone: it goes on without, or tries again
-      return own_.proposer == rank_ ? say_here(own_.round) : Move{};
+      return own_.proposer == rank_ ? say_here(own_.round) : NextStep{};
     }
     if (any_member(members, [&](int r) { return is_lost_for(r, proposer); })) {
       return try_again(members);
     }
-    return {MoveKind::meet, {}, proposer};
+    return {StepKind::meet, {}, proposer};
   }
 
-  Move propose() const {
+  NextStep propose() const {
     RankSet together;
     bool is_any_missing = false;
     std::vector<int> lower;  // which should propose
@@ -161,12 +162,12 @@ class Rules {
     }
     if (!may_go_on(together, living)) {
       // A rank that left may still turn out to be dead.
-      return {seen_.lapses == 0 ? MoveKind::wait : MoveKind::too_few};
+      return {seen_.lapses == 0 ? StepKind::wait : StepKind::too_few};
     }
     Ballot ballot = own_;
     ballot.proposer = rank_;
     ballot.members = together;
-    return {MoveKind::say, ballot};
+    return {StepKind::say, ballot};
   }
 
   int rank_;
@@ -184,16 +185,16 @@ bool may_go_on(const RankSet& together, const RankSet& living) {
 
 Ballot arrive(const Ballot& before, int rank, const BallotView& seen) {
   Ballot ballot = before;
-  if (before.stage == Stage::silent) {
+  if (before.standing == Standing::silent) {
     ballot.bound = RankSet::first(static_cast<int>(seen.ballots.size()));
   }
-  if (before.stage == Stage::went_on) {
+  if (before.standing == Standing::went_on) {
     ballot.past = before.round;
   }
   uint32_t round = before.round + 1;
   for (int r = 0; r < static_cast<int>(seen.ballots.size()); ++r) {
     const Ballot& its = seen.ballots[static_cast<size_t>(r)];
-    if (r != rank && its.stage == Stage::here && ballot.bound.has(r)) {
+    if (r != rank && its.standing == Standing::here && ballot.bound.has(r)) {
       round = std::max(round, its.round);
     }
   }
@@ -204,12 +205,12 @@ Ballot another_round(const Ballot& own) { return here_in(own.round + 1, own); }
 
 Ballot met(const Ballot& own, const Ballot& proposal) {
   Ballot ballot = own;
-  ballot.stage = Stage::met;
+  ballot.standing = Standing::met;
   ballot.proposer = proposal.proposer;
   ballot.members = proposal.members;
   return ballot;
 }
 
-Move next_move(int rank, const BallotView& seen) { return Rules(rank, seen).move(); }
+NextStep next_step(int rank, const BallotView& seen) { return Rules(rank, seen).next(); }
 
 }  // namespace dpcore

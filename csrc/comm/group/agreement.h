@@ -30,10 +30,10 @@ struct BallotView {
   std::vector<Ballot> ballots;  // by rank of the first communicator, the own one included
   RankSet dead;                 // known to be
   RankSet away;                 // will not come, but may live: left in order, or out of reach
-  int lapses = 0;  // how often the patience has run out since the own round or stage began
+  int lapses = 0;  // how often the patience has run out since the own round or standing began
 };
 
-enum class MoveKind {
+enum class StepKind {
   wait,
   say,      // publish `ballot`, and ask again
   meet,     // the members of the ballot of `rank`; then say met() of it
@@ -42,8 +42,8 @@ enum class MoveKind {
   too_few,  // in reach, of those that may live
 };
 
-struct Move {
-  MoveKind kind = MoveKind::wait;
+struct NextStep {
+  StepKind kind = StepKind::wait;
   Ballot ballot = {};
   int rank = -1;
 };
@@ -54,7 +54,7 @@ Ballot arrive(const Ballot& before, int rank, const BallotView& seen);
 Ballot another_round(const Ballot& own);
 // What the rank says once it has met the members of a proposal.
 Ballot met(const Ballot& own, const Ballot& proposal);
-Move next_move(int rank, const BallotView& seen);
+NextStep next_step(int rank, const BallotView& seen);
 
 // Whether ranks that are together may go on, where `living` are not known to be dead.
 bool may_go_on(const RankSet& together, const RankSet& living);

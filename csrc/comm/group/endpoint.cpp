@@ -114,6 +114,7 @@ void Endpoint::connect(RankKind how, const Rendezvous& rendezvous, const TcpOpti
   };
   present.resize(peers.size());
   peers_ = std::vector<Peer>(peers.size());
+  address_ = peers[rank_].address;
   bool needs_network = false;
   for (size_t r = 0; r < peers.size(); ++r) {
     present[r] = std::move(peers[r].memory);
@@ -184,6 +185,14 @@ void Endpoint::look_for_deaths() {
   for (int r = 0; r < world(); ++r) {
     if (is_remote(r) && network_->is_lost(r)) {
       peers_[r].dead.store(true, std::memory_order_release);
+    }
+  }
+}
+
+void Endpoint::drop_pages_of_ended(size_t control_bytes) {
+  for (int r = 0; r < world(); ++r) {
+    if (dead(r) && !is_remote(r)) {
+      peers_[r].view->drop_pages(root_control_offset_of(r) + control_bytes);
     }
   }
 }

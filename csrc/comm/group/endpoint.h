@@ -115,6 +115,15 @@ class Endpoint {
     record_failure(ErrorKind::peer_lost, rank_, error);
   }
 
+  // Whether r's process has ended for certain: it is not only out of reach, and did not only leave.
+  // To be asked of one that is dead(r).
+  bool has_ended(int r) const { return !is_remote(r) || network_->was_closed_there(r); }
+  // Gives back the memory of ranks of this host that have ended, but for their first control
+  // blocks. No operation of any rank may need it any more.
+  void drop_pages_of_ended(size_t control_bytes);
+  // Where this rank listened for ranks of other hosts; empty if there were to be none.
+  const std::string& address() const { return address_; }
+
   // How r's end showed, for messages: "died", "is out of reach: ...".
   std::string how_it_ended(int r) const;
 
@@ -148,6 +157,7 @@ class Endpoint {
   bool shares_process_ = false;
   bool reads_local_peers_ = false;
   CostConstants costs_;
+  std::string address_;
   fork_guard::Origin origin_;
   std::shared_ptr<Arena> arena_;
   std::shared_ptr<std::byte> control_block_;

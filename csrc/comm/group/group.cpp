@@ -251,6 +251,31 @@ bool Group::all_peers_left() const {
          static_cast<uint32_t>(world());
 }
 
+void Group::say(const Ballot& ballot) {
+  mine().ballots.write(ballot);
+  if (remote_) {
+    remote_->tell_ballot(ballot);
+  }
+  ring_others();
+}
+
+// Deaths first: what is read after a death is all that the rank has ever said.
+BallotView Group::look_at_ballots() {
+  BallotView view;
+  endpoint_->look_for_deaths();
+  for (int r = 0; r < world(); ++r) {
+    // Over TCP a rank that left may have closed the connection itself, and live.
+    const bool is_closed = is_dead(r) && endpoint_->has_ended(members_[r]);
+    if (is_closed && !(is_remote(r) && has_left(r))) {
+      view.dead.add(r);
+    } else if (r != rank_ && (is_dead(r) || has_left(r))) {
+      view.away.add(r);
+    }
+    view.ballots.push_back(control(r).ballots.read());
+  }
+  return view;
+}
+
 void Group::finish_operation(uint64_t number) {
   mine().record_finished(number);
   HistoryEntry& entry = mine().history[number % kHistory];

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "comm/base/error.h"
+#include "comm/group/agreement.h"
 #include "comm/group/endpoint.h"
 #include "comm/group/failure.h"
 #include "comm/group/remote_members.h"
@@ -111,6 +112,11 @@ class Group {
   std::shared_ptr<std::byte> take_own_block() { return std::move(own_block_); }
   bool has_left(int r) const { return control(r).left.load(std::memory_order_acquire) != 0; }
   bool is_dead(int r) const { return endpoint_->dead(members_[r]); }
+
+  // Publishes what this rank says while the ranks agree on which of them go on.
+  void say(const Ballot& ballot);
+  // What can be known of the others' ballots and lives now. By one thread.
+  BallotView look_at_ballots();
 
   void finish_operation(uint64_t number);
   // This rank waits, and is neither stopped nor cut off.

@@ -176,6 +176,10 @@ void RemoteMembers::tell_placement(const Placement& placement, int64_t now) {
   });
 }
 
+void RemoteMembers::tell_ballot(const Ballot& ballot) {
+  send_to_all(frame_of(FrameKind::ballot), &ballot, sizeof(ballot));
+}
+
 void RemoteMembers::flush_all() {
   for_each([&](int peer) { network_.flush(peer); });
 }
@@ -215,6 +219,13 @@ void RemoteMembers::take(int peer, const FrameHeader& frame, const std::byte* pa
     case FrameKind::placement:
       take_placement(r, payload);
       break;
+    case FrameKind::ballot: {
+      Ballot ballot;
+      std::memcpy(static_cast<void*>(&ballot), payload, sizeof(ballot));
+      ballot.meeting[kMeetingBytes - 1] = '\0';
+      block.ballots.write(ballot);
+      break;
+    }
     case FrameKind::data:
       break;
   }

@@ -48,6 +48,7 @@ class RemoteMembers final : public Network::Target {
   void tell_alive(const MessageWait& message, int64_t now);
   // Where this rank's program is. Peers that have not taken what was sent before are left out.
   void tell_placement(const Placement& placement, int64_t now);
+  void tell_ballot(const Ballot& ballot);
   // Of user data, sent with posts so far.
   uint64_t posted_bytes() const { return posted_bytes_.load(std::memory_order_relaxed); }
   void flush(int r) { network_.flush(members_[r]); }

@@ -89,6 +89,17 @@ void unmap(std::byte* base, size_t bytes) {
   munmap(base, bytes);
 }
 
+// Of an arena's file; what is mapped there reads as zeros afterwards.
+void give_back(std::byte* begin, size_t bytes) {
+  std::byte* const first = begin + (round_up(reinterpret_cast<uintptr_t>(begin), kPage) -
+                                    reinterpret_cast<uintptr_t>(begin));
+  const auto whole =
+      static_cast<size_t>(std::max<ptrdiff_t>(begin + bytes - first, 0)) / kPage * kPage;
+  if (whole > 0) {
+    madvise(first, whole, MADV_REMOVE);
+  }
+}
+
 // Older kernels give up at any signal that this thread may handle (a child's end, a timer's), so
 // none comes meanwhile. Returns an errno.
 int allocate_undisturbed(int fd, size_t from, size_t bytes) {
@@ -300,6 +311,19 @@ std::byte* ArenaView::map_up_to(uint32_t segment) const {
     end = base + mapped.bytes;
   }
   return later_[segment].base.load(std::memory_order_relaxed);
+}
+
+void ArenaView::drop_pages(size_t kept) const {
+  if (local_) {
+    return;
+  }
+  give_back(base_ + kept, first_bytes_ - kept);
+  const SegmentTable& table = header().segments;
+  const uint32_t count = std::min(table.count.load(std::memory_order_acquire), kMostSegments);
+  for (uint32_t i = 1; i < count; ++i) {
+    std::byte* const base = map_up_to(i);
+    give_back(base, later_[i].bytes);
+  }
 }
 
 ArenaView::~ArenaView() {

@@ -106,6 +106,9 @@ class ArenaView {
   ArenaView& operator=(const ArenaView&) = delete;
 
   ArenaHeader& header() const { return *reinterpret_cast<ArenaHeader*>(base_); }
+  // Gives the pages behind the first `kept` bytes back to the machine, where the owner has ended:
+  // its file lives as long as one rank maps it.
+  void drop_pages(size_t kept) const;
   // Any thread.
   std::byte* at(uint64_t offset) const {
     return offset < first_bytes_ ? base_ + offset : at_later_segment(offset);

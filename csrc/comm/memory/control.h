@@ -22,6 +22,7 @@
 
 #include "comm/base/error.h"
 #include "comm/base/word.h"
+#include "comm/memory/ballot.h"
 #include "comm/reduce/not_finite.h"
 
 namespace dpcore {
@@ -88,7 +89,7 @@ struct alignas(64) Doorbell {
 // ---- the control block
 
 inline constexpr uint64_t kControlMagic = 0x31'65'72'6f'63'70'64ull;  // "dpcore1"
-inline constexpr uint32_t kLayoutVersion = 10;
+inline constexpr uint32_t kLayoutVersion = 11;
 // Operations of one communicator in flight: as many as a model of many small buckets has, with room
 // for an urgent one that comes past them.
 inline constexpr int kSlots = 64;
@@ -247,6 +248,7 @@ struct alignas(64) ControlBlock {
   // peers give back.
   alignas(64) std::atomic<uint64_t> over_below;
   alignas(64) AbortRecord abort;
+  BallotBox ballots;
   MessageWait message;
   Placement placement;
   OperationSlot slots[kSlotsKept];

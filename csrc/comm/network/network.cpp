@@ -244,8 +244,10 @@ void Network::read_control(int from, bool ends) {
     } else if (received < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
       return;
     } else if (received == 0) {
+      peer.closed_there = true;
       lose(from, "its connection was closed");
     } else if (errno != EINTR) {
+      peer.closed_there = errno == ECONNRESET;
       lose(from, std::string("its connection broke: ") + std::strerror(errno));
     }
   }

@@ -83,6 +83,9 @@ class Network {
   // A peer one of whose data connections broke is lost as well, once it has been heard out.
   void look_for_broken_lines();
   bool is_lost(int peer) const { return peers_[peer]->lost.load(std::memory_order_acquire); }
+  // Whether the kernel of its host ended the connection: then its process is gone, or has closed
+  // it. Otherwise it may live, out of reach. To be asked only of a peer that is lost, as the next.
+  bool was_closed_there(int peer) const { return peers_[peer]->closed_there; }
   // Why; to be asked only of a peer that is lost.
   const std::string& problem_of(int peer) const { return peers_[peer]->problem; }
   const std::string& address_of(int peer) const { return peers_[peer]->address; }
@@ -146,7 +149,8 @@ class Network {
     size_t in_bytes = 0;
     bool readable = true;
     std::atomic<bool> lost{false};
-    std::string problem;  // set before lost
+    std::string problem;        // set before lost
+    bool closed_there = false;  // the same
     uint64_t wanted_at_poll = UINT64_MAX;
     Aside aside;
     size_t aside_bytes = 0;

@@ -10,6 +10,7 @@
 //   left      it will call no further operation; why, where an error ended its program
 //   alive     it waits, and is neither stopped nor cut off; for which message, if it is one
 //   placement where its program is, in words
+//   ballot    which ranks it would go on with, after a failure
 //   data      bytes [offset, offset + bytes) of a message of `total` bytes
 #pragma once
 
@@ -19,7 +20,7 @@
 
 namespace dpcore {
 
-enum class FrameKind : uint8_t { data = 1, post, finished, failed, left, alive, placement };
+enum class FrameKind : uint8_t { data = 1, post, finished, failed, left, alive, placement, ballot };
 
 inline constexpr uint32_t kFrameMagic = 0x6d'66'70'64;           // "dpfm"
 inline constexpr uint32_t kMaxDataBytes = uint32_t{512} << 10;   // of one frame
@@ -91,6 +92,8 @@ inline bool is_plausible(const FrameHeader& frame) {
       return frame.bytes == 0 || frame.bytes == sizeof(AliveBody);
     case FrameKind::placement:
       return frame.bytes == sizeof(PlacementBody);
+    case FrameKind::ballot:
+      return frame.bytes == sizeof(Ballot);
     case FrameKind::finished:
       return frame.bytes == 0;
   }

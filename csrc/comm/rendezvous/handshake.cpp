@@ -14,7 +14,7 @@ namespace dpcore {
 namespace {
 
 constexpr uint64_t kGreetingMagic = 0x31'70'63'74'70'64'0d'0aull;  // no text protocol begins so
-constexpr uint32_t kWireVersion = 4;
+constexpr uint32_t kWireVersion = 5;
 constexpr uint32_t kWordOrder = 0x01020304;
 constexpr size_t kReasonBytes = 256;
 constexpr std::string_view kServerLabel = "dpcore server";

@@ -17,6 +17,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 namespace dpcore {
@@ -39,6 +40,17 @@ class Link {
  public:
   explicit Link(LinkSettings settings)
       : settings_(std::move(settings)), sent_(settings_.to.size(), 0) {}
+
+  // A NIC of the same rank as fast as this one, where only the ranks at these places take part.
+  std::shared_ptr<Link> between(const std::vector<int>& places) const {
+    LinkSettings settings = settings_;
+    settings.to.clear();
+    for (size_t r = 0; r < places.size(); ++r) {
+      settings.to.push_back(settings_.to[static_cast<size_t>(places[r])]);
+      settings.rank = places[r] == settings_.rank ? static_cast<int>(r) : settings.rank;
+    }
+    return std::make_shared<Link>(std::move(settings));
+  }
 
   // A message that is ready now, and what it is called from here on.
   using Ticket = uint64_t;

@@ -17,6 +17,7 @@ from dpcore.comm.communicators.checks import OPERATORS, check_both
 from dpcore.comm.communicators.protocol import Capabilities, GradientGroup, Operator
 from dpcore.comm.communicators.quick import quick
 from dpcore.comm.communicators.words import OtherNames, operator_name
+from dpcore.errors import Unsupported
 
 if TYPE_CHECKING:
     import torch
@@ -435,6 +436,14 @@ class Collectives(OtherNames, Generic[Work]):
     def split(self, color: int | None, key: int = 0) -> Collectives[Work] | None:
         """Ranks with the same ``color`` form a communicator of the same kind, ordered by ``key``;
         every rank calls it, and None takes part and gets None."""
+
+    def shrink(self, timeout: float = 0.0) -> Collectives[Work]:
+        """After ``PeerLost``: a communicator of the ranks that live, where the kind has it."""
+        raise Unsupported(
+            f"{type(self).__name__} cannot be shrunk: only dpcore's own core on CPUs, "
+            "dpcore.init(backend='native'), goes on without the ranks that died. Start the job "
+            "again with the ranks that remain"
+        )
 
     @abstractmethod
     def stats(self) -> dict[str, Any]:

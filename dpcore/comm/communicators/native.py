@@ -21,14 +21,14 @@ A rank that only gives (the root of a small broadcast, say) does not wait for th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dpcore.comm.communicators.checks import check_groups, check_integer, check_is
 from dpcore.comm.communicators.collectives import Collectives
 from dpcore.comm.communicators.protocol import Capabilities
 from dpcore.comm.communicators.work import Work
-from dpcore.errors import raise_unheard
+from dpcore.errors import Unsupported, raise_unheard
 
 if TYPE_CHECKING:
     import torch
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class Communicator(Collectives[Work]):
-    """A group of ranks. Made by ``dpcore.init()`` or ``split()``, not directly."""
+    """A group of ranks. Made by ``dpcore.init()``, ``split()`` or ``shrink()``, not directly."""
 
     _capabilities: ClassVar[Capabilities] = Capabilities(*[True] * len(Capabilities._fields))
     _native: _C.Communicator
@@ -56,6 +56,12 @@ class Communicator(Collectives[Work]):
         # What this group and those split from the same one have in common, and where it was split.
         self._family, self._splits = object(), 0
         self._lineage: tuple[int, ...] = ()
+        # Of one that shrink() returned: the ranks that its members had before, and how many
+        # operations all of them had completed there.
+        self.survivors: tuple[int, ...] = tuple(native.survivors)
+        self.completed_before: int = native.completed_before
+        # Told of the communicator that takes the place of this one.
+        self._succeeded_by: Callable[[Communicator, Communicator], None] | None = None
 
     # ---- memory, groups, life ----------------------------------------------------------------
 
@@ -92,6 +98,34 @@ class Communicator(Collectives[Work]):
             group._run_by_default(self._own)
         group._family, group._lineage = self._family, (*self._lineage, self._splits, color)
         return group
+
+    def shrink(self, timeout: float = 0.0) -> Communicator:
+        """After ``PeerLost`` or ``Timeout``: a communicator of the ranks that live, in their order.
+
+        All of them call it. It waits for each rank that is not known to be dead or to have left,
+        ``timeout`` seconds at most (0: the communicator's), and goes on without those that do not
+        come; such a rank gets ``PeerLost`` when it comes later. Tensors and models of the old
+        communicator stay with that one: make them anew. ``survivors`` of the result has the old
+        ranks, ``completed_before`` the number of operations that all of them had completed.
+        ``docs/failures.md`` says what is promised.
+
+        >>> try:                                                        # doctest: +SKIP
+        ...     comm.all_reduce(gradients)
+        ... except dpcore.PeerLost:
+        ...     comm = comm.shrink()
+        """
+        check_is("a number", timeout=timeout)
+        if not timeout >= 0:
+            raise Unsupported(
+                f"timeout {timeout!r}: a wait for another rank needs 0 or more seconds"
+            )
+        rest = self._beside(self._native.shrink(timeout))
+        if self._own is not None:
+            rest._run_by_default(self._own)
+        rest._succeeded_by = self._succeeded_by
+        if self._succeeded_by is not None:
+            self._succeeded_by(self, rest)
+        return rest
 
     def _beside(self, native: Any) -> Communicator:
         """Another group of the same kind."""

@@ -265,6 +265,7 @@ def connect(
     communicator = Communicator(native, source, link or "")
     if own:
         communicator._run_by_default(algorithm)
+    communicator._succeeded_by = _take_over
     _all.add(communicator)
     if transport != "inproc":
         _tell_peers_about_uncaught_errors()
@@ -272,6 +273,16 @@ def connect(
             placement.watch(communicator)
     _announce(communicator, job, began_ns)
     return communicator
+
+
+def _take_over(failed: Communicator, rest: Communicator) -> None:
+    """What shrink() made takes the place of the one that failed, also as that of ``init``."""
+    threads = rest.transport == "inproc"
+    _all.add(rest)
+    if not threads and rest.world_size > 1:
+        placement.watch(rest)
+    if _current() is failed:
+        _set_current(rest, threads)
 
 
 def _link_of(text: str, rank: int, world_size: int) -> _C.Link:
