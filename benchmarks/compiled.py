@@ -1,0 +1,199 @@
+"""What is left of overlap when a model is compiled?  `python -m benchmarks.compiled`
+
+Two ranks of this machine over a link that dpcore emulates. All contenders train a model of the same
+kind in turns of some steps, in the same processes:
+
+    eager alone, compiled alone    no communication: what computing takes, and to compile
+    eager                          `dp.DataParallel(model)`
+    compiled                       the same under torch.compile: one graph, gradients leave early
+    cut                            the same, with its graphs cut where buckets end
+    torch cut                      torch DDP under torch.compile, over our communicator, since Gloo
+                                   cannot be slowed down
+
+A step is zero_grad, forward and backward, of the slowest rank. Exposed is a step minus that of the
+same kind alone, in the same round. Inductor's caches are off, so that seconds to compile are those
+of the first step. All of it takes five minutes on two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+import dpcore as dp
+from benchmarks.harness.options import script_parser
+from dpcore.ddp.compiled import tracing
+from dpcore.tools.compare.training.models import MODELS
+from dpcore.tools.compare.training.ranks import (
+    DEFAULT,
+    SETTLING_STEPS,
+    TORCH_OVER_OURS,
+    beside_gloo,
+    wrapped,
+)
+from dpcore.tools.ratios import estimate, in_turn, of_slowest_rank
+from dpcore.tools.records import ROOT, keep, run_facts
+
+CUT, ALONE = "cut", " alone"
+CONTENDERS = ("eager alone", "compiled alone", "eager", "compiled", CUT, "torch cut")
+SETTLING = SETTLING_STEPS + 4  # steps in which graphs were compiled are not measured
+
+
+class Contender:
+    """A model of its own, wrapped and compiled, after its first step."""
+
+    def __init__(self, name: str, model: str, comm: Any) -> None:
+        self.name = name
+        torch.manual_seed(0)
+        self.module, self.forward = MODELS[model]()
+        kind = TORCH_OVER_OURS if name.startswith("torch") else DEFAULT
+        self.model: Any = self.module if name.endswith(ALONE) else wrapped(kind, self.module, comm)
+        self.run = self.model
+        if not name.startswith("eager"):
+            self.run = torch.compile(self.model, options=options_of(name))
+        why = {"return_value": "the benchmark wants it so"} if name == CUT else {"wraps": _why_cut}
+        begin = time.perf_counter()
+        with mock.patch.object(tracing, "why_cut", **why):
+            self.step()
+        self.first_s = time.perf_counter() - begin
+
+    def step(self) -> None:
+        self.module.zero_grad()
+        torch.autograd.backward(self.forward(self.run))
+
+    def settle(self) -> None:
+        for _ in range(SETTLING if self.name in ("eager", "compiled", CUT) else 4):
+            self.step()
+
+    def facts(self) -> dict[str, Any]:
+        if not isinstance(self.model, dp.DataParallel):
+            return {}
+        return {
+            "early": self.model._reducer.early_gradients,
+            "gradients": len(self.model._parameters_by_number),
+            "graphs": self.model._graphs.count,
+            "buckets": len(self.model.bucket_report()),
+            "schedule": self.model.schedule,
+        }
+
+
+_why_cut = tracing.why_cut
+
+
+def options_of(name: str) -> dict[str, Any]:
+    """An option as it is anyway. Models of one class share code, so dynamo would run the graph of
+    another contender if its options were the same."""
+    unlike = ("debug", "fallback_random", "verbose_progress", "cpp_wrapper", "inplace_buffers")
+    option = unlike[CONTENDERS.index(name) - 1]
+    return {option: getattr(configs()[0], option)}
+
+
+def configs() -> tuple[Any, Any]:
+    """Of Inductor and AOTAutograd: they cannot be pickled with this module."""
+    import torch._functorch.config
+    import torch._inductor.config
+
+    return torch._inductor.config, torch._functorch.config
+
+
+@beside_gloo
+def measure(
+    comm: Any, model: str, contenders: list[str], rounds: int, steps: int, folder: str
+) -> dict[str, Any]:
+    """On a rank: seconds per step, by contender and round."""
+    torch.set_num_threads(1)
+    of_inductor, of_aot = configs()
+    of_inductor.force_disable_caches = True
+    of_aot.enable_autograd_cache = False
+    # Importing Inductor takes longer than to compile.
+    torch.compile(torch.nn.functional.gelu)(torch.ones(4, requires_grad=True)).sum().backward()
+    made = []
+    for name in contenders:
+        comm.barrier()
+        made.append(Contender(name, model, comm))
+    for contender in made:
+        contender.settle()
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for number in range(rounds):
+        for contender in in_turn(made, number):
+            comm.barrier()
+            contender.step()
+            begin = time.perf_counter()
+            for _ in range(steps):
+                contender.step()
+            times[contender.name].append((time.perf_counter() - begin) / steps)
+    facts = {one.name: one.facts() for one in made}
+    return {"times": times, "first_s": {one.name: one.first_s for one in made}, "facts": facts}
+
+
+def records(model: str, link: str, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    names = list(found[0]["times"])
+    rounds = {name: of_slowest_rank(one["times"][name] for one in found) for name in names}
+    lines = []
+    for name, times in rounds.items():
+        step, first = statistics.median(times), max(one["first_s"][name] for one in found)
+        line = {"model": model, "link": link, "world": len(found), "contender": name}
+        line |= {"step_s": step, "first_step_s": first, "compile_s": first - step}
+        alone = ("eager" if name == "eager" else "compiled") + ALONE
+        if not name.endswith(ALONE) and alone in rounds:
+            pairs = zip(times, rounds[alone], strict=True)
+            line["exposed_s"] = asdict(estimate([mine - base for mine, base in pairs]))
+        lines.append(line | found[0]["facts"][name] | {"rounds_s": times})
+    return lines
+
+
+def table(lines: list[dict[str, Any]]) -> str:
+    text = [f"{lines[0]['model']} over {lines[0]['link']}"]
+    text.append(f"{'':16}{'step ms':>9}{'exposed ms':>12}{'':>18}{'compile s':>11}{'early':>9}")
+    for line in lines:
+        row = f"{line['contender']:16}{line['step_s'] * 1e3:>9.1f}"
+        if exposed := line.get("exposed_s"):
+            row += f"{exposed['median'] * 1e3:>12.1f}"
+            row += f"{exposed['low'] * 1e3:>10.1f} - {exposed['high'] * 1e3:<5.1f}"
+        else:
+            row += f"{'':>30}"
+        early = f"{line['early']}/{line['gradients']}" if "early" in line else "-"
+        text.append(f"{row}{line['compile_s']:>11.1f}{early:>9}")
+    return "\n".join(text)
+
+
+def arguments() -> argparse.Namespace:
+    made = script_parser(__doc__)
+    add = made.add_argument
+    add("--model", default="transformer", choices=sorted(MODELS))
+    add("--link", default="1gbit,50us")
+    add("--contenders", default=",".join(CONTENDERS), help="of %(default)s")
+    add("--rounds", type=int, default=15)
+    add("--steps-per-round", type=int, default=2)
+    add("--records", type=Path, default=ROOT / "benchmarks/results/compiled.jsonl")
+    options = made.parse_args()
+    if unknown := set(options.contenders.split(",")) - set(CONTENDERS):
+        made.error(f"no contender {', '.join(unknown)}; choose from {', '.join(CONTENDERS)}")
+    return options
+
+
+def main() -> int:
+    options = arguments()
+    facts = run_facts(
+        {"": {"torch": torch.__version__}},
+        {"rounds": options.rounds, "steps": options.steps_per_round},
+    )
+    asked = (options.model, options.contenders.split(","), options.rounds, options.steps_per_round)
+    with tempfile.TemporaryDirectory(prefix="dpcore-") as folder:
+        found = dp.spawn(measure, 2, *asked, folder, timeout=900, link=options.link)
+    lines = records(options.model, options.link, found)
+    keep(options.records, facts, lines)
+    print(table(lines))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
