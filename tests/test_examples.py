@@ -101,6 +101,13 @@ def test_see_overlap(tmp_path):
         assert {event.get("cat") for event in events} >= {"compute", "operation", "exposed"}
 
 
+def test_compiled():
+    _, eager, before, after = run_example("compiled.py").splitlines()
+    assert eager.startswith("eager ") and "one by one" in eager
+    assert "come at its end" in before
+    assert "6 of 6 gradients left while their graph ran" in after
+
+
 def test_see_layers(tmp_path):
     """Each layer has an all-reduce in each direction, and each turn of the ring but one a shift."""
     layers, ring = run_example("see_layers.py", str(tmp_path)).splitlines()
