@@ -13,7 +13,7 @@ import dpcore as dp
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
-NAMED = re.compile(r"^(dpcore\.[\w.]+)(?:\(\))?$", re.MULTILINE)
+NAMED = re.compile(r"^(dpcore\.[\w.]+)(?:\(.*)?$", re.MULTILINE)  # in blocks {api}
 PAGES = (ROOT / "docs" / "reference").glob("*.md")
 REFERENCE = [name for path in PAGES for name in NAMED.findall(path.read_text())]
 needs_sphinx = pytest.mark.skipif(sys.version_info < (3, 11), reason="Sphinx needs Python 3.11")
@@ -41,6 +41,17 @@ def test_every_public_name_is_in_the_reference_once():
         "__version__",
         "DistributedDataParallel",  # another name, as its page says
     }
+
+
+@needs_sphinx
+def test_the_reference_in_the_clone_has_the_codes_signatures_and_first_sentences():
+    pytest.importorskip("griffe")
+    command = [sys.executable, ROOT / "tools" / "reference.py"]
+    out = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert out.returncode == 0, out.stdout + out.stderr + "type: python tools/reference.py --write"
+    text = (ROOT / "docs" / "reference" / "communicators.md").read_text()
+    assert ".all_reduce(tensor, op='sum', *, async_op=False, algorithm=None" in text
+    assert "Combines `tensor` over all ranks; afterwards every rank holds the same result." in text
 
 
 @needs_sphinx

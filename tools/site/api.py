@@ -1,6 +1,8 @@
 """The signatures and docstrings of what a block ``{api}`` names, read without importing dpcore.
 
-A name with parentheses is a class that programs construct: its arguments are shown.
+A name stands at the beginning of a line; what follows it, and lines that are indented, are for
+readers of the clone (tools/reference.py) and give way to the whole docstrings here. A class with
+parentheses is one that programs construct: its arguments are shown.
 """
 
 from __future__ import annotations
@@ -23,6 +25,31 @@ def package(root: str) -> griffe.Module:
     return griffe.load("dpcore", search_paths=[root], allow_inspection=False, resolve_aliases=True)
 
 
+def named(block: str) -> Iterator[tuple[str, bool]]:
+    """The names of a block, and whether parentheses follow."""
+    for line in block.splitlines():
+        if line and not line[0].isspace():
+            name, opened, _ = line.partition("(")
+            yield name, bool(opened)
+
+
+def found(root: str, path: str) -> Any:
+    """What a public name stands for; of functions that are methods of the default communicator,
+    the method."""
+    thing = package(root)[path.removeprefix("dpcore.")]
+    thing = thing.final_target if thing.is_alias else thing
+    if thing.is_attribute and thing.annotation is None:
+        thing = thing.package["Communicator"].all_members[path.rpartition(".")[2]]
+        thing = thing.final_target if thing.is_alias else thing
+    return thing
+
+
+def members(thing: Any) -> list[Any]:
+    """The public ones of a class, its own first."""
+    every = sorted(thing.all_members.values(), key=lambda member: member.inherited)
+    return [member for member in every if shown(member)]
+
+
 def described(thing: Any, name: str, constructed: bool) -> Iterator[str]:
     """The directives of Sphinx for a function, or for a class and its members."""
     thing = thing.final_target if thing.is_alias else thing
@@ -43,9 +70,8 @@ def described(thing: Any, name: str, constructed: bool) -> Iterator[str]:
     yield from (f"   {line}" for line in lines)
     yield ""
     if thing.is_class:
-        for member in sorted(thing.all_members.values(), key=lambda member: member.inherited):
-            if shown(member):
-                yield from (f"   {line}" for line in described(member, member.name, False))
+        for member in members(thing):
+            yield from (f"   {line}" for line in described(member, member.name, False))
 
 
 def shown(member: Any) -> bool:
@@ -75,12 +101,11 @@ def text(thing: Any) -> Iterator[str]:
 def with_docstrings(app: Any, _name: str, source: list[str]) -> None:
     def block(match: re.Match[str]) -> str:
         lines = ["````{eval-rst}"]
-        for name in match[1].split():
-            path = name.removesuffix("()")
+        for path, constructed in named(match[1]):
             module, _, bare = path.rpartition(".")
             thing = package(str(app.srcdir))[path.removeprefix("dpcore.")]
             lines += [f".. py:currentmodule:: {module}", ""]
-            lines += described(thing, bare, path != name)
+            lines += described(thing, bare, constructed)
         return "\n".join([*lines, "````"])
 
     source[0] = BLOCK.sub(block, source[0])
