@@ -124,16 +124,16 @@ class Shrinking {
     }
     BallotView view = board_.look_at_ballots();
     view.lapses =
-        static_cast<int>(std::min<int64_t>((now_ns() - standing_began_ns_) / patience_ns_, 1000));
+        static_cast<int>(std::min<int64_t>((now_ns() - state_began_ns_) / patience_ns_, 1000));
     return view;
   }
 
   void say(const Ballot& ballot) {
     const Ballot before = own();
-    if (before.round != ballot.round || before.standing != ballot.standing) {
-      standing_began_ns_ = now_ns();
+    if (before.round != ballot.round || before.state != ballot.state) {
+      state_began_ns_ = now_ns();
     }
-    if (before.round != ballot.round || ballot.standing == Standing::here) {
+    if (before.round != ballot.round || ballot.state == BallotState::here) {
       met_.reset();
     }
     board_.say(ballot);
@@ -310,7 +310,7 @@ class Shrinking {
   int64_t patience_ns_;
   const Engine::Interrupt& interrupt_;
   int64_t began_ns_;
-  int64_t standing_began_ns_ = began_ns_;
+  int64_t state_began_ns_ = began_ns_;
   std::shared_ptr<TcpSocket> listener_;  // of this rank's proposal
   std::shared_ptr<Communicator> met_;    // until all have met
   RankSet met_in_vain_;

@@ -34,7 +34,7 @@ constexpr uint8_t kAll = (1 << kRanks) - 1;
 // A ballot in five bytes, which are compared.
 struct Said {
   uint8_t round = 0;
-  uint8_t standing = 0;
+  uint8_t state = 0;
   int8_t proposer = -1;
   uint8_t bound = 0;
   uint8_t members = 0;
@@ -62,7 +62,7 @@ uint8_t bits_of(const RankSet& set) {
 Ballot ballot_of(const Said& said) {
   Ballot ballot;
   ballot.round = said.round;
-  ballot.standing = static_cast<Standing>(said.standing);
+  ballot.state = static_cast<BallotState>(said.state);
   ballot.proposer = said.proposer;
   ballot.bound = set_of(said.bound);
   ballot.members = set_of(said.members);
@@ -70,7 +70,7 @@ Ballot ballot_of(const Said& said) {
 }
 
 Said said_by(const Ballot& ballot) {
-  return {static_cast<uint8_t>(ballot.round), static_cast<uint8_t>(ballot.standing),
+  return {static_cast<uint8_t>(ballot.round), static_cast<uint8_t>(ballot.state),
           static_cast<int8_t>(ballot.proposer), bits_of(ballot.bound), bits_of(ballot.members)};
 }
 
@@ -133,9 +133,9 @@ class Checker {
       for (int r = 0; r < kRanks; ++r) {
         const Said& own = state->said[r];
         std::fprintf(stderr,
-                     "%s%d: place %d, round %d, standing %d, %d proposed %d, bound %d, dead %d, "
+                     "%s%d: place %d, round %d, state %d, %d proposed %d, bound %d, dead %d, "
                      "away %d, lapses %d",
-                     r == 0 ? "" : " | ", r, state->place[r], own.round, own.standing, own.proposer,
+                     r == 0 ? "" : " | ", r, state->place[r], own.round, own.state, own.proposer,
                      own.members, own.bound, state->dead[r], state->away[r], state->lapses[r]);
       }
       std::fprintf(stderr, "\n");
@@ -150,7 +150,7 @@ class Checker {
   static bool is_together(const State& state, int r) {
     const Said& own = state.said[r];
     const uint8_t members =
-        own.standing == static_cast<uint8_t>(Standing::silent) ? kAll : own.members;
+        own.state == static_cast<uint8_t>(BallotState::silent) ? kAll : own.members;
     for (int m = 0; m < kRanks; ++m) {
       const bool in_it = state.place[m] == computes && state.said[m].round == own.round &&
                          state.said[m].proposer == own.proposer;
@@ -202,7 +202,7 @@ class Checker {
     if (said.round >= kMostRounds) {
       fail("rounds without end");
     }
-    if (said.round != state.said[r].round || said.standing != state.said[r].standing) {
+    if (said.round != state.said[r].round || said.state != state.said[r].state) {
       state.lapses[r] = 0;
     }
     state.said[r] = said;
@@ -306,7 +306,7 @@ class Checker {
   bool comes(const State& state, int r) {
     const Said& own = state.said[r];
     const uint8_t members =
-        own.standing == static_cast<uint8_t>(Standing::silent) ? kAll : own.members;
+        own.state == static_cast<uint8_t>(BallotState::silent) ? kAll : own.members;
     const bool may_take_for_gone = own.round == 0 && state.mistakes_left > 0;
     bool has_failed = false;
     for (int m = 0; m < kRanks; ++m) {

@@ -8,7 +8,7 @@ namespace {
 
 Ballot here_in(uint32_t round, Ballot ballot) {
   ballot.round = round;
-  ballot.standing = Standing::here;
+  ballot.state = BallotState::here;
   ballot.proposer = -1;
   ballot.members = {};
   return ballot;
@@ -19,7 +19,7 @@ class Rules {
   Rules(int rank, const BallotView& seen) : rank_(rank), seen_(seen), own_(ballot(rank)) {
     allowed_ = RankSet::first(world());
     for (int r = 0; r < world(); ++r) {
-      if (ballot(r).standing != Standing::silent) {
+      if (ballot(r).state != BallotState::silent) {
         allowed_.keep(ballot(r).bound);
       }
     }
@@ -29,7 +29,7 @@ class Rules {
     if (!allowed_.has(rank_)) {
       return {StepKind::out, {}, rank_that_excludes_this_one()};
     }
-    return own_.standing == Standing::met ? after_meeting() : before_meeting();
+    return own_.state == BallotState::met ? after_meeting() : before_meeting();
   }
 
  private:
@@ -37,18 +37,18 @@ class Rules {
   const Ballot& ballot(int r) const { return seen_.ballots[static_cast<size_t>(r)]; }
   bool is_gone(int r) const { return r != rank_ && (seen_.dead.has(r) || seen_.away.has(r)); }
   bool is_here(int r) const {
-    return !is_gone(r) && ballot(r).round == own_.round && ballot(r).standing == Standing::here;
+    return !is_gone(r) && ballot(r).round == own_.round && ballot(r).state == BallotState::here;
   }
   // Whether r has met, in this round, what this proposer proposed.
   bool has_met(int r, int proposer) const {
     const Ballot& its = ballot(r);
-    return its.round == own_.round && its.proposer == proposer && its.standing >= Standing::met;
+    return its.round == own_.round && its.proposer == proposer && its.state >= BallotState::met;
   }
   // Whether r can't meet any more what this proposer proposed in this round.
   bool is_lost_for(int r, int proposer) const {
     const Ballot& its = ballot(r);
     return is_gone(r) || its.round > own_.round ||
-           (its.round == own_.round && its.standing >= Standing::met && its.proposer != proposer);
+           (its.round == own_.round && its.state >= BallotState::met && its.proposer != proposer);
   }
   template <class Is>
   bool any_member(const RankSet& members, Is&& is) const {
@@ -62,7 +62,7 @@ class Rules {
 
   int rank_that_excludes_this_one() const {
     for (int r = 0; r < world(); ++r) {
-      if (ballot(r).standing != Standing::silent && !ballot(r).bound.has(rank_)) {
+      if (ballot(r).state != BallotState::silent && !ballot(r).bound.has(rank_)) {
         return r;
       }
     }
@@ -92,7 +92,7 @@ class Rules {
       return {};
     }
     Ballot ballot = own_;
-    ballot.standing = Standing::went_on;
+    ballot.state = BallotState::went_on;
     ballot.bound = members;
     return {StepKind::go_on, ballot};
   }
@@ -100,9 +100,9 @@ class Rules {
   NextStep before_meeting() const {
     uint32_t newest = own_.round;
     for (int r = 0; r < world(); ++r) {
-      const Standing standing = ballot(r).standing;
+      const BallotState state = ballot(r).state;
       if (allowed_.has(r) && !is_gone(r) &&
-          (standing == Standing::here || standing == Standing::met)) {
+          (state == BallotState::here || state == BallotState::met)) {
         newest = std::max(newest, ballot(r).round);
       }
     }
@@ -185,16 +185,16 @@ bool may_go_on(const RankSet& together, const RankSet& living) {
 
 Ballot arrive(const Ballot& before, int rank, const BallotView& seen) {
   Ballot ballot = before;
-  if (before.standing == Standing::silent) {
+  if (before.state == BallotState::silent) {
     ballot.bound = RankSet::first(static_cast<int>(seen.ballots.size()));
   }
-  if (before.standing == Standing::went_on) {
+  if (before.state == BallotState::went_on) {
     ballot.past = before.round;
   }
   uint32_t round = before.round + 1;
   for (int r = 0; r < static_cast<int>(seen.ballots.size()); ++r) {
     const Ballot& its = seen.ballots[static_cast<size_t>(r)];
-    if (r != rank && its.standing == Standing::here && ballot.bound.has(r)) {
+    if (r != rank && its.state == BallotState::here && ballot.bound.has(r)) {
       round = std::max(round, its.round);
     }
   }
@@ -205,7 +205,7 @@ Ballot another_round(const Ballot& own) { return here_in(own.round + 1, own); }
 
 Ballot met(const Ballot& own, const Ballot& proposal) {
   Ballot ballot = own;
-  ballot.standing = Standing::met;
+  ballot.state = BallotState::met;
   ballot.proposer = proposal.proposer;
   ballot.members = proposal.members;
   return ballot;

@@ -30,7 +30,7 @@ struct BallotView {
   std::vector<Ballot> ballots;  // by rank of the first communicator, the own one included
   RankSet dead;                 // known to be
   RankSet away;                 // will not come, but may live: left in order, or out of reach
-  int lapses = 0;  // how often the patience has run out since the own round or standing began
+  int lapses = 0;  // how often the patience has run out since the own round or state began
 };
 
 enum class StepKind {

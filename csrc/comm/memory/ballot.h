@@ -62,11 +62,11 @@ class RankSet {
 // here      it has, and touches no memory of others any more; it proposes if it is the `proposer`
 // met       it holds a communicator of `members`, and waits until all of them do
 // went_on   it has returned that communicator to its program
-enum class Standing : uint32_t { silent, here, met, went_on };
+enum class BallotState : uint32_t { silent, here, met, went_on };
 
 struct Ballot {
   uint32_t round = 0;
-  Standing standing = Standing::silent;
+  BallotState state = BallotState::silent;
   int32_t proposer = -1;   // the rank that proposed the members; -1: there are none
   uint32_t past = 0;       // the round that made the communicator which failed here; 0: the first
   uint64_t completed = 0;  // operations that this rank had completed there
