@@ -99,8 +99,9 @@ def facts_of(comm: Communicator) -> dict[str, Any]:
         mine = [model for model in _models if _family_of(model.group) is family]
     described = dict((_recorded or {}).get(id(family), (family, {}))[1])
     described.update({model._model_group.traced_as: _describe(model) for model in mine})
+    hosts = getattr(comm, "hosts", ())  # those on devices do not know
     return {
-        "machine": machine_of(comm.hosts.count(comm.hosts[comm.rank])),
+        "machine": machine_of(hosts.count(hosts[comm.rank]) if hosts else 0),
         "backend": comm.backend,
         "transport": comm.transport,
         "link": comm._link,

@@ -43,7 +43,8 @@ def counted(model, call):
     """What ``call`` adds to the counters of copies."""
     before = model.stats()["copies"]
     call()
-    return {name: count - before[name] for name, count in model.stats()["copies"].items()}
+    after = model.stats()["copies"]
+    return {name: after[name] - before[name] for name in ("launches", "together", "alone")}
 
 
 def addresses(model):

@@ -57,9 +57,9 @@ class Communicator(Collectives[Work]):
         self._family, self._splits = object(), 0
         self._lineage: tuple[int, ...] = ()
         # Of one that shrink() returned: the ranks that its members had before, and how many
-        # operations all of them had completed there.
-        self.survivors: tuple[int, ...] = tuple(native.survivors)
-        self.completed_before: int = native.completed_before
+        # operations all of them had completed there. Those on devices have no shrink().
+        self.survivors: tuple[int, ...] = tuple(getattr(native, "survivors", ()))
+        self.completed_before: int = getattr(native, "completed_before", 0)
         # Told of the communicator that takes the place of this one.
         self._succeeded_by: Callable[[Communicator, Communicator], None] | None = None
 
