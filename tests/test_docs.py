@@ -207,7 +207,7 @@ def test_a_lesson_runs_as_a_notebook(path, tmp_path, monkeypatch):
 
 def test_notebooks_are_as_nbformat_wants_them(tmp_path):
     out = run([sys.executable, "tools/notebooks.py", str(tmp_path / "notebooks")])
-    assert "21 notebooks, begin with" in out
+    assert "22 notebooks, begin with" in out
     try:
         from nbformat import validate
     except ModuleNotFoundError:

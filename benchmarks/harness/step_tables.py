@@ -19,7 +19,8 @@ from benchmarks.noise_cost import costs_of
 from dpcore.base.link import parse_speed
 
 MODELS = {
-    "mlp": "MLP, 42 M parameters",
+    "mlp": "MLP, 42 M parameters in matrices of 64 MiB",
+    "ten": "ten matrices of 16 MiB",
     "transformer": "transformer, 4.7 M parameters",
     "many": "400 tensors of 256 B to 16 KiB",
     "gpt2": "GPT-2 shape, 124 M parameters",
@@ -35,26 +36,27 @@ def table_of_many_ranks_step(records: list[dict[str, Any]]) -> str:
 
 
 def what_a_step_pays(records: list[dict[str, Any]], world: int, said: str) -> str:
-    """What data parallel training adds to a step, a row a model."""
+    """A step with and without data parallel training, a row a model."""
     lines = [
-        f"| a step of {world} ranks | computing alone | torch DDP adds | dpcore adds | with "
-        "`bucketed` | with `sequential` |",
-        "|---|---:|---:|---:|---:|---:|",
+        f"| a step of {world} ranks | computing alone | with warm memory | torch DDP | dpcore "
+        "(of alone; of torch) | `bucketed` | `sequential` | `copied` |",
+        "|---|" + "---:|" * 7,
     ]
     for model, title in MODELS.items():
         cell = {r["contender"]: r for r in records if (r["model"], r["world"]) == (model, world)}
         if not cell:
             continue
-        torch = min((r for n, r in cell.items() if n.startswith("torch")), key=overhead)
-        ours = [cell["dpcore"], cell["dpcore bucketed"], cell["dpcore sequential"]]
-        added = [time_text(overhead(r)) if overhead(r) > 0 else "< 0" for r in (torch, *ours)]
-        alone = time_text(cell["alone"]["step_s"])
-        lines.append(f"| {title} | {alone} | {' | '.join(added)} |")
+        steps = {name: float(record["step_s"]) for name, record in cell.items()}
+        torch = min(step for name, step in steps.items() if name.startswith("torch"))
+        ours, alone = steps["dpcore"], steps["alone"]
+        shown = [
+            steps.get("alone warm"), torch, None, steps["dpcore bucketed"],
+            steps["dpcore sequential"], steps.get("dpcore copied"),
+        ]  # fmt: skip
+        texts = ["–" if step is None else time_text(step) for step in shown]
+        texts[2] = f"{time_text(ours)} ({ours / alone:.2f}; {ours / torch:.2f})"
+        lines.append(f"| {title} | {time_text(alone)} | {' | '.join(texts)} |")
     return "\n".join([*lines, "", said]) + "\n"
-
-
-def overhead(record: dict[str, Any]) -> float:
-    return float(record["overhead_s"])
 
 
 def table_of_shaped_link(records: list[dict[str, Any]]) -> str:

@@ -91,7 +91,8 @@ def test_the_group_of_torch_itself(schedule):
         assert model.bucket_report().rebuilt
         return model.stats()
 
-    copies = {"launches": 0, "together": 0, "alone": 4 * 8}  # one per gradient and step
+    none = dict.fromkeys(("launches", "together", "born", "moved"), 0)
+    copies = {**none, "alone": 4 * 8}  # one per gradient and step
     stats = {"backend": "torch gloo", "schedule": schedule, "chosen": {}, "copies": copies}
     assert over_gloo(body, 2) == [stats] * 2
 
