@@ -59,7 +59,7 @@ def test_rounds_are_those_of_the_moves(key, world):
 
 
 @pytest.mark.parametrize("algorithm", WORLDS)
-@pytest.mark.parametrize("gbit", [0.1, 1, 10, 100])
+@pytest.mark.parametrize("gbit", [0.1, 10])
 def test_an_operation_takes_what_it_takes_on_every_rank(algorithm, gbit):
     """1 us to 1 ms, 4 KiB to as many MiB as are simulated soon on every rank; 100 MiB on 9."""
     of = random.Random(algorithm + str(gbit))

@@ -7,12 +7,13 @@ are more, and so are steps whose buckets lie otherwise than in most, such as DDP
 from __future__ import annotations
 
 import statistics
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from dpcore.recorder.file import DEVICE_TRACK
+from dpcore.recorder.file import DEVICE_TRACK, Event
 from dpcore.recorder.intervals import Intervals, union_of, union_of_spans
 from dpcore.recorder.profile_facts import Multiplied, ProfileFacts
 from dpcore.tools.show.buckets import BucketSpan, bucket_spans
@@ -22,6 +23,7 @@ from dpcore.tools.show.run import RankEvents, Run
 TO_ENTER = "every rank to enter"
 _NOT_ON_THE_LINK = (TO_ENTER, "a thread of ")
 Shapes = tuple[tuple[int, ...], ...]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -188,17 +190,17 @@ def _steps(run: Run, rank: RankEvents) -> list[Step]:
     for event in rank.waits:
         if event.name.startswith(_NOT_ON_THE_LINK):
             started[event.operation] = max(event.end_ns, started.get(event.operation, 0))
-    spans = bucket_spans(run, rank)
+    spans = sorted(bucket_spans(run, rank), key=_launched)
     found = []
     for begin, end in steps_of(rank):
         ms = {
-            name: sum(e.ms for e in events if begin <= e.begin_ns < end)
+            name: sum(e.ms for e in _within(events, begin, end, _begun))
             for name, events in named.items()
         }
-        backward = next((e for e in named["backward"] if begin <= e.begin_ns < end), None)
+        backward = next(iter(_within(named["backward"], begin, end, _begun)), None)
         if backward is None:
             continue
-        mine = [span for span in spans if begin <= span.launch_ns < end]
+        mine = _within(spans, begin, end, _launched)
         overlap = exposed.between(begin, end) + late.between(begin, end) - both.between(begin, end)
         step_ms, exposed_ms = (end - begin) * 1e-6, exposed.between(begin, end) * 1e-6
         if facts is not None:
@@ -223,13 +225,26 @@ def _steps(run: Run, rank: RankEvents) -> list[Step]:
                 buckets=tuple(_bucket(span, backward.begin_ns, started) for span in mine),
                 arrivals=tuple(
                     ((e.begin_ns - backward.begin_ns) * 1e-6, e.bytes)
-                    for e in rank.ready
-                    if backward.begin_ns <= e.begin_ns < end
+                    for e in _within(rank.ready, backward.begin_ns, end, _begun)
                 ),
                 batch=_batch(facts, begin, end),
             )
         )
     return found
+
+
+def _begun(event: Event) -> int:
+    return event.begin_ns
+
+
+def _launched(span: BucketSpan) -> int:
+    return span.launch_ns
+
+
+def _within(events: Sequence[T], begin: int, end: int, at: Callable[[T], int]) -> Sequence[T]:
+    """Those from ``begin`` until before ``end``; they are in that order. A trace may be long, and
+    each of its steps asks."""
+    return events[bisect_left(events, begin, key=at) : bisect_left(events, end, key=at)]
 
 
 def _bucket(span: BucketSpan, since: int, started: dict[int, int]) -> Bucket:
