@@ -89,8 +89,11 @@ def install_programs(python: str | Path, *requirements: str) -> None:
     directory = Path(python).parent.parent
     configuration = (directory / "pyvenv.cfg").read_text()
     sees_system = re.search(r"include-system-site-packages\s*=\s*true", configuration)
-    if sees_system or list(directory.glob(f"lib/*/site-packages/{BORROWED}")):
-        pip(python, "--ignore-installed", "--no-deps", *requirements)
+    borrows = sees_system or list(directory.glob(f"lib/*/site-packages/{BORROWED}"))
+    # An extra that names other extras of dpcore, which no index has, is no program.
+    programs = [one for one in requirements if not one.startswith("dpcore[")]
+    if borrows and programs:
+        pip(python, "--ignore-installed", "--no-deps", *programs)
 
 
 def borrow_torch(directory: Path, python: Path) -> None:
