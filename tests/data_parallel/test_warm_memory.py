@@ -199,7 +199,8 @@ with dp.warm_memory():
 
 
 def test_a_forked_child_has_its_values_and_frees_them():
-    """In a program of its own: here, others' threads may hold locks that a child waits for."""
+    """In a program of its own: here, tests before may have left torch more threads than one, and
+    a child waits for ever for OpenMP's, which it does not have."""
     subprocess.run([sys.executable, "-c", FORKS], check=True, timeout=120)
 
 
