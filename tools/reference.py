@@ -11,7 +11,6 @@ program; the site (tools/site/api.py) shows the whole docstrings in the same pla
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 import textwrap
@@ -22,6 +21,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tools" / "site"))
 import api  # noqa: E402
+import snippets  # noqa: E402
 
 WIDTH = 100
 _CALL = " " * 8  # of what does not fit the first line of a call
@@ -90,19 +90,5 @@ def pages() -> list[Path]:
     return sorted((ROOT / "docs" / "reference").glob("*.md"))
 
 
-def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--write", action="store_true")
-    writes = parser.parse_args(arguments).write
-    stale = [path for path in pages() if rendered(path) != path.read_text(encoding="utf-8")]
-    for path in stale:
-        if writes:
-            path.write_text(rendered(path), encoding="utf-8")
-        print(f"{path.relative_to(ROOT)} {'written' if writes else 'is not up to date'}")
-    return int(bool(stale) and not writes)
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(snippets.look_or_write(sys.argv[1:], __doc__, pages(), rendered))

@@ -19,6 +19,7 @@ import ast
 import re
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -71,19 +72,25 @@ def documents() -> list[Path]:
     return sorted((ROOT / "docs").rglob("*.md"))
 
 
-def main(arguments: list[str]) -> int:
+def look_or_write(
+    arguments: list[str],
+    description: str | None,
+    pages: list[Path],
+    made: Callable[[Path], str],
+) -> int:
+    """The program of a tool that makes parts of pages: says which are old, or writes them."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--write", action="store_true")
     writes = parser.parse_args(arguments).write
-    stale = [path for path in documents() if rendered(path) != path.read_text(encoding="utf-8")]
+    stale = [path for path in pages if made(path) != path.read_text(encoding="utf-8")]
     for path in stale:
         if writes:
-            path.write_text(rendered(path), encoding="utf-8")
+            path.write_text(made(path), encoding="utf-8")
         print(f"{path.relative_to(ROOT)} {'written' if writes else 'is not up to date'}")
     return int(bool(stale) and not writes)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(look_or_write(sys.argv[1:], __doc__, documents(), rendered))
