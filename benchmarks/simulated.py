@@ -3,8 +3,9 @@
 Each *column* is a model on some ranks over a network, and each of its *cells* a way to train it
 there. All cells of a column take turns in the same processes with `oracle`, which communicates
 nothing. What the simulator is told comes from `oracle` alone: a trace of some of its steps, and how
-long its steps took in the same minutes. What communication costs processors comes from `dpcore
-calibrate`, at the begin of the script. It then predicts all cells.
+long its steps took in the same minutes; of torch DDP it is told what torch's profiler wrote of its
+own steps. What communication costs processors comes from `dpcore calibrate`, at the begin of the
+script. It then predicts all cells.
 
     host             ranks of this machine, over mapped memory
     1gbit,50us       ranks of this machine, over a link that dpcore emulates
@@ -37,7 +38,7 @@ import dpcore as dp
 from benchmarks.across_steps import ORACLE, Contender, taking_turns
 from benchmarks.harness.options import script_parser
 from benchmarks.harness.shaped import on_hosts
-from benchmarks.harness.simulated_cells import COLUMNS, LOCAL, Column, judged
+from benchmarks.harness.simulated_cells import COLUMNS, LOCAL, TORCH, Column, judged
 from dpcore.base.link import parse_speed
 from dpcore.tools import hosts as namespaces
 from dpcore.tools.compare.training.ranks import beside_gloo
@@ -47,6 +48,7 @@ from dpcore.tools.simulate import gradients_of
 from dpcore.tools.simulate.calibration import calibrated
 
 TRACED_STEPS = 8
+OF_TORCH = ".pt.trace.json"
 
 
 class Local(Contender):
@@ -69,7 +71,7 @@ def measure(
     comm: Any, model: str, contenders: Sequence[str], rounds: int, steps: int, folder: str
 ) -> dict[str, Any]:
     """On a rank: seconds per step, by contender and round, and of the optimizer's part. A trace of
-    `oracle` is written into the folder."""
+    `oracle` is written into the folder, and a profile of torch DDP if it takes part."""
     torch.set_num_threads(1)
     made = [contender(name, model, comm) for name in contenders]
     times = taking_turns(made, comm, rounds, steps)
@@ -77,6 +79,8 @@ def measure(
     for one in made:
         if isinstance(one, Local):
             one.averaging.__exit__(None, None, None)
+        if one.name == TORCH:
+            profile(one, comm, Path(folder))
     del made, one  # they would be in the trace as well
     updates = []
     with dp.trace(Path(folder) / "oracle.json", comm=comm):
@@ -89,6 +93,17 @@ def measure(
             updates.append(time.perf_counter() - begin)
     comm.barrier()
     return {"times": times, "update_s": statistics.median(updates)}
+
+
+def profile(torch_ddp: Contender, comm: Any, folder: Path) -> None:
+    """As docs/show.md says it, in a file for each rank."""
+    cpu = [torch.profiler.ProfilerActivity.CPU]
+    comm.barrier()
+    with torch.profiler.profile(activities=cpu, record_shapes=True) as profiler:
+        for _ in range(TRACED_STEPS):
+            torch_ddp.step()
+            profiler.step()
+    profiler.export_chrome_trace(str(folder / f"rank{comm.rank}{OF_TORCH}"))
 
 
 def run(column: Column, rounds: int, steps: int) -> dict[str, Any]:
@@ -110,7 +125,9 @@ def run(column: Column, rounds: int, steps: int) -> dict[str, Any]:
         else:
             link = {} if column.is_host else {"link": column.place}
             found = dp.spawn(measure, column.world, *asked.values(), timeout=600, **link)
-        work = gradients_of(Path(folder) / "oracle.json")
+        works = {"work": gradients_of(Path(folder) / "oracle.json")}
+        if profiles := sorted(Path(folder).glob(f"*{OF_TORCH}")):
+            works["torch_work"] = gradients_of(*profiles)
     slowest = {
         name: of_slowest_rank(one["times"][name] for one in found) for name in found[0]["times"]
     }
@@ -119,7 +136,7 @@ def run(column: Column, rounds: int, steps: int) -> dict[str, Any]:
         "world": column.world,
         "model": column.model,
         "goodput_bytes_per_s": goodput,
-        "work": asdict(replace(work, spread=())),
+        **{name: asdict(replace(work, spread=())) for name, work in works.items()},
         "update_s": [one["update_s"] for one in found],
         "rounds_s": slowest,
     }

@@ -26,6 +26,7 @@ WITHIN = ("dpcore sequential 1", "dpcore bucketed 1", "dpcore bucketed 4")
 ACROSS = ("dpcore priority", "dpcore dear", "dpcore zero1")
 CAP_MB = 1.0  # of schedules across steps unless they are told another
 LOCAL = "local 4"  # LocalSGD
+TORCH = "torch 4"  # torch DDP over Gloo, predicted from its own profile
 ALL = (*WITHIN, *ACROSS, OWN, LOCAL)
 
 
@@ -59,10 +60,10 @@ COLUMNS = (
     Column("1gbit,50us", 4, "sleeping"),
     Column("250mbit,50us", 4, "sleeping_light"),
     Column("250mbit,50us", 8, "sleeping_light"),
-    Column("shaped 1gbit", 2, "sleeping"),
-    Column("shaped 1gbit", 2, "transformer"),
-    Column("shaped 100mbit", 2, "sleeping_light"),
-    Column("shaped 1gbit", 4, "sleeping"),
+    Column("shaped 1gbit", 2, "sleeping", (*ALL, TORCH)),
+    Column("shaped 1gbit", 2, "transformer", (*ALL, TORCH)),
+    Column("shaped 100mbit", 2, "sleeping_light", (*ALL, TORCH)),
+    Column("shaped 1gbit", 4, "sleeping", (*ALL, TORCH)),
     Column("host", 2, "sleeping"),
     Column("host", 2, "transformer"),
     Column("host", 2, "mlp", (*WITHIN, LOCAL)),
@@ -127,6 +128,8 @@ def predicted_seconds(record: dict[str, Any], contender: str) -> float:
     if contender == LOCAL:
         updates = LocalUpdates(int(LOCAL.rpartition(" ")[2]))
         return _seconds(record, updates)
+    if contender == TORCH:
+        return _seconds(record | {"work": record["torch_work"]}, "bucketed")
     kind, cap = kind_and_cap(contender)
     schedule = named_or_own(kind.removeprefix("dpcore "))
     return _seconds(record, schedule, cap.get("bucket_cap_mb", CAP_MB))
