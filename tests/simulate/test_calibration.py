@@ -1,6 +1,9 @@
 """What ``dpcore calibrate`` writes, as the simulator's processors and links."""
 
 import json
+import time
+from itertools import count
+from types import SimpleNamespace
 
 import pytest
 
@@ -112,3 +115,16 @@ def test_the_measured_floors_are_what_the_simulator_says_of_them(tmp_path):
         Network(2, Speed(0.0, latency), "one_shot", given).run([operation])
         floor = 2 * latency + 20e-6 + 2 * 2e-6 + wakes * 30e-6
         assert operation.finished == pytest.approx([floor] * 2, rel=1e-3)
+
+
+def test_a_rank_may_measure_the_optimizer_more_often_than_the_other():
+    """Each as often as it can; they meet before and after."""
+    import dpcore
+    from dpcore.tools.diagnose import calibrate
+
+    def body(comm):
+        clock = SimpleNamespace(perf_counter=count().__next__, thread_time=time.thread_time)
+        calibrate.time = clock
+        return calibrate._update_call(comm, 9 * comm.rank)
+
+    assert min(dpcore.spawn(body, 2)) >= 0
