@@ -66,7 +66,7 @@ QUIET = log=$(STAMPS)/build.log; $(1) >$$log 2>&1 || { \
 build: $(STAMPS)/build ## the package, installed editable; after an edit only what changed
 
 $(STAMPS)/package: $(STAMPS)/extra-none setup.py pyproject.toml
-	@echo "building dpcore"
+	@echo "building dpcore, which takes some minutes"
 	@touch $@.begun
 	@$(call QUIET,$(PY) -m pip install --no-build-isolation --no-deps -v -e .)
 	@mv $@.begun $@
