@@ -56,7 +56,7 @@ def test_the_demo_tells_of_runs_without_a_trace(tmp_path):
     assert ["torch", "–", "2.00", "1.500"] in rows
     assert "losses differ by at most 0.1 in 1 steps" in said
     page = (tmp_path / "timeline.html").read_text()
-    assert "nearest to them, where a step took 2.00 ms. It sends after backward" in page
+    assert "nearest to the rounds' median, 2.00 ms. It sends after backward" in page
     kept = (tmp_path / "table.txt").read_text()
     assert ["torch", "–", "2.00", "1.500"] in [line.split() for line in kept.splitlines()]
     assert "losses differ by at most 0.1" in kept
@@ -170,10 +170,14 @@ def test_who_wins_by_how_much_and_why():
     assert "communication adds 5.00 ms to computing instead of 20.0 ms" in won.clause
     lost = verdict("over a link", train_result(120, 105), "torch", "dpcore", 3)
     assert lost.clause.startswith("torch DDP wins over a link, its step 12% shorter since ")
-    assert ending([won, lost]) == f"In short: {won.clause}; {lost.clause}."
+    assert ending([won, lost]) == (
+        "In short: dpcore's step is 12% shorter than torch DDP's within this machine, "
+        "and torch DDP's step is 12% shorter than dpcore's over a link."
+    )
     scattered = verdict("here", scattering(0.0), "torch", "dpcore", 3)
     assert not scattered.winner
     assert scattered.clause.startswith("neither wins here, where their steps differ by less than")
+    assert ending([scattered]) == "In short: neither dpcore nor torch DDP is faster here."
 
 
 def scattering(gap_ms):

@@ -163,8 +163,8 @@ def _beside_rounds(run: Run, result: dict[str, Any], name: str, afterwards: str)
     """With what the page has to say of a trace that lies beside the table. ``afterwards``: the
     contender that sends after backward."""
     about = (
-        "of three traces after the rounds the one nearest to them, where a step took "
-        f"{short(step_ms(result, name))} ms"
+        "of three traces made after the rounds, the one whose step is nearest to the rounds' "
+        f"median, {short(step_ms(result, name))} ms"
     )
     if name == afterwards:
         about += (

@@ -28,8 +28,18 @@ class Verdict:
         return "dpcore" if self.ratio.median < 1 else "torch DDP"
 
     @property
+    def brief(self) -> str:
+        """By how much the winner's step is shorter, for the one sentence at the end."""
+        if self.ratio.confidence is None:
+            return f"{too_few(self.ratio)} to tell which wins {self.where}"
+        if not self.winner:
+            return f"neither dpcore nor torch DDP is faster {self.where}"
+        loser = "torch DDP" if self.winner == "dpcore" else "dpcore"
+        return f"{self.winner}'s step is {self._shorter} shorter than {loser}'s {self.where}"
+
+    @property
     def clause(self) -> str:
-        """Who won, by how much, and why, for the one sentence at the end."""
+        """Who won, by how much, and why."""
         ours, torchs = self.costs
         if self.ratio.confidence is None:
             return f"{too_few(self.ratio)} to tell which wins {self.where}"
@@ -39,14 +49,17 @@ class Verdict:
                 f"(communication adds {added(ours)} with dpcore and {added(torchs)} with torch DDP)"
             )
         first, second = (ours, torchs) if self.winner == "dpcore" else (torchs, ours)
-        shorter = 1 - (self.ratio.median if self.winner == "dpcore" else 1 / self.ratio.median)
-        digits = 0 if shorter >= 0.1 else 1
-        said = f"{self.winner} wins {self.where}, its step {shorter:.{digits}%} shorter"
+        said = f"{self.winner} wins {self.where}, its step {self._shorter} shorter"
         if second.low > 0 and first.median < second.median:
             said += (
                 f" since communication adds {added(first)} to computing instead of {added(second)}"
             )
         return said
+
+    @property
+    def _shorter(self) -> str:
+        shorter = 1 - (self.ratio.median if self.winner == "dpcore" else 1 / self.ratio.median)
+        return f"{shorter:.{0 if shorter >= 0.1 else 1}%}"
 
     @property
     def said(self) -> str:
@@ -159,8 +172,7 @@ def goes_on(beside_torch: Verdict, beside_default: Verdict) -> str:
 
 
 def ending(verdicts: Sequence[Verdict]) -> str:
-    """The one sentence at the end."""
+    """The one sentence at the end, short enough to be repeated."""
     if not verdicts:
-        return "Nobody won: no scene ran to its end."
-    text = "; ".join(one.clause for one in verdicts)
-    return f"In short: {text}."
+        return "There is no result: no scene ran to its end."
+    return f"In short: {', and '.join(one.brief for one in verdicts)}."
