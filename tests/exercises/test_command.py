@@ -85,6 +85,7 @@ def test_the_solution_passes_and_so_says_the_json(tmp_path):
     out = exercise("check", "buckets", at=tmp_path)  # of this name, right here
     assert out.returncode == 0, out.stdout + out.stderr
     assert re.search(r"6 of 6 hold \([\d.]+ s\)", out.stdout)
+    assert "Next, Bucketed DDP: dpcore exercise start 8" in out.stdout
     file.write_text(file.read_text() + 'print("beside", flush=True)\n')
     out = exercise("check", "buckets", "buckets.py", "--json", at=tmp_path)
     assert out.returncode == 0, out.stderr
@@ -108,6 +109,7 @@ def test_what_is_not_written_fails_with_its_line(tmp_path):
     )
     assert f"(flat_ddp.py, line {line}, in finish)" in " ".join(out.stdout.split())
     assert "0 of 7 hold" in out.stdout
+    assert "Stuck? dpcore exercise hint 5" in out.stdout
     out = exercise("check", "--json", at=tmp_path)  # all that is begun
     found = json.loads(out.stdout)
     assert (out.returncode, found["score"], found["extra_data"]["passed"]) == (1, 0, False)

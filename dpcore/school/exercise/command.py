@@ -140,9 +140,23 @@ def _check(options: argparse.Namespace) -> int:
         verdicts.append(judging.judge(exercise, file))
         if not options.json:
             print("\n" * (len(verdicts) > 1) + report.words(verdicts[-1]), flush=True)
+    passed = all(verdict.passed for verdict in verdicts)
     if options.json:
         print(json.dumps(report.for_gradescope(verdicts), indent=1))
-    return int(not all(verdict.passed for verdict in verdicts))
+    elif options.exercise is not None:
+        print(_what_next(chosen[0][0], passed, options))
+    return int(not passed)
+
+
+def _what_next(exercise: Exercise, passed: bool, options: argparse.Namespace) -> str:
+    """A hint for an exercise that fails, and the next exercise after one that holds."""
+    if not passed:
+        return f"Stuck? dpcore exercise hint {exercise.number}"
+    later = (one for one in catalogue.exercises() if one.number > exercise.number)
+    following = next((one for one in later if not one.file_in(options.folder).is_file()), None)
+    if following is None:
+        return "The list of all: dpcore exercise list"
+    return f"Next, {following.title}: dpcore exercise start {following.number}"
 
 
 def _verify(options: argparse.Namespace) -> int:

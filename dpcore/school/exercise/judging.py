@@ -224,8 +224,9 @@ def need_written(found: Any, before: Any, world: int, what: str) -> None:
     """Raises ``Wrong`` if the vector that was handed over is what it was; alone, it may be."""
     need(
         world == 1 or not np.array_equal(found, before),
-        f"{what}: the vector is what it was before the call. `vector = ...` makes another one; the "
-        "sum has to be written into this one, as `+=` and `vector.copy_(...)` do",
+        f"{what}: the vector is what it was before the call. Either the sum never came to this "
+        "rank, or `vector = ...` has made another vector: the sum has to be written into this one, "
+        "as `+=`, `vector.copy_(...)` and `comm.recv(vector, ...)` do",
     )
 
 
