@@ -179,14 +179,15 @@ def _until(
     )
     alone_ms = recorded.compute_seconds * 1e3
     if not options.json:
-        said = f"up to {found.world} ranks" if found.world else "on one rank only"
+        kept = f"{options.until:.0%} of each rank's speed"
+        said = f"keeps {kept} up to {found.world} ranks"
+        if not found.world:
+            said = f"does not keep {kept} on 2 ranks"
         if found.world == most:
             said += " and maybe more"
-        print(
-            f"{name} by {one.algorithm} over {words}: {said} each does at least "
-            f"{options.until:.0%} of the work that it does alone"
-            + (" (extrapolated)" if is_extrapolated(found.world) else "")
-        )
+        if is_extrapolated(found.world):
+            said += " (extrapolated)"
+        print(f"{name} by {one.algorithm} over {words} {said}")
         for world, ms in found.steps:
             print(f"  {world:>5} ranks  {short(ms):>8} ms  {alone_ms / ms:.0%}")
     return {
