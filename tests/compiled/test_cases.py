@@ -9,6 +9,7 @@ import warnings
 import torch
 import torch._functorch.config
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.utils.checkpoint import checkpoint
 
 import dpcore
@@ -32,6 +33,15 @@ class Layers(nn.Module):
     def forward(self, x):
         for layer in self.layers:
             x = layer(x)
+        return x
+
+
+class Bent(Layers):
+    """Inductor writes into what sin has saved, where nothing needs it any more."""
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.sin(layer(x))
         return x
 
 
@@ -83,7 +93,7 @@ class CheckpointedReentrant(Checkpointed):
 class Run:
     """A wrapped and compiled model beside one that sees the batches of both ranks."""
 
-    def __init__(self, comm, kind=Layers, how="around", backend="inductor", **options):
+    def __init__(self, comm, kind=Layers, how="around", backend="inductor", hook=None, **options):
         torch._dynamo.reset()
         torch.manual_seed(3)
         self.comm, self.module = comm, kind()
@@ -98,6 +108,8 @@ class Run:
             for layer in self.module.layers:
                 layer.compile(backend=backend)
         self.model = dpcore.DataParallel(inner, comm=comm, **options)
+        if hook is not None:
+            self.model.register_comm_hook(None, hook)
         self.forward = torch.compile(self.model, backend=backend) if how == "around" else self.model
         self.number = 0
 
@@ -182,8 +194,8 @@ def two_forwards(comm):
 
 
 @torch._functorch.config.patch(donated_buffer=False)  # else torch refuses a kept graph
-def two_backwards(comm):
-    run = Run(comm)
+def two_backwards(comm, kind=Layers, **options):
+    run = Run(comm, kind, **options)
     xs = run.inputs()
     loss = run.forward(xs[comm.rank]).square().sum()
     loss.backward(retain_graph=True)
@@ -207,6 +219,12 @@ def grad_then_backward(comm):
     return [run.early]
 
 
+def kept_after_another(comm, **options):
+    """Inductor's cache has code of the same graph that writes into saved tensors."""
+    Run(comm, Bent, **options).step()
+    return two_backwards(comm, Bent, **options)
+
+
 def parameter_hook(comm):
     run = Run(comm)
     for module in (run.module, run.alone):
@@ -225,8 +243,6 @@ def hook_after_accumulation(comm):
 
 
 def comm_hook(comm):
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-
     run = Run(comm)
     early = [run.step()]  # in one graph that has been compiled before
     run.model.register_comm_hook(None, default_hooks.allreduce_hook)
@@ -331,6 +347,8 @@ CASES = {
     "gradients that are not zeroed": (not_zeroed, {}, [3]),
     "two forwards before a backward": (two_forwards, {}, [0]),
     "two backwards": (two_backwards, {}, [3]),
+    "two backwards, and one in the cache": (kept_after_another, {}, [3]),
+    "the same, cut": (kept_after_another, {"hook": default_hooks.allreduce_hook}, [0]),
     "autograd.grad, then backward": (grad_then_backward, {}, [3]),
     "a hook on a parameter": (parameter_hook, {}, [2]),
     "a hook after accumulation": (hook_after_accumulation, {}, [2]),

@@ -21,15 +21,22 @@ import torch
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from dpcore import _C  # noqa: F401 - it defines the operation
+from dpcore.ddp.compiled import torch_private
 
 OPERATION = torch.ops.dpcore.gradient_computed.default
-VERSION = 1  # of what the passes do, for the caches of Inductor
+VERSION = 2  # of what the passes do, for the caches of Inductor
 
 torch.fx.node.has_side_effect(OPERATION)
 
 
-class AnnounceGradients(CustomGraphPass):
-    """A pass over joint graphs, after a pass of the program's own, if there is one."""
+class CacheKey(CustomGraphPass):
+    """A pass over joint graphs that runs those of the program, if there are any, and whose only
+    effect is on the key of Inductor's cache of graphs.
+
+    Inductor writes into saved tensors that it takes for donated: no later backward needs them. Its
+    key does not say which ones, so that a program that keeps its graph for a second backward would
+    get code from the cache of one that does not, and wrong gradients without an error.
+    """
 
     def __init__(self, before: Any = ()) -> None:
         self.before = before if isinstance(before, (list, tuple)) else (before,)
@@ -37,12 +44,23 @@ class AnnounceGradients(CustomGraphPass):
     def __call__(self, graph: torch.fx.Graph) -> None:
         for one in self.before:
             one(graph)
-        announce(graph)
 
     def uuid(self) -> Any | None:
         """Equal for equal graphs in all processes, so that caches serve them."""
         known = [one.uuid() if isinstance(one, CustomGraphPass) else None for one in self.before]
-        return ("dpcore", VERSION, *known) if all(known) else None
+        return ("dpcore", VERSION, torch_private.donated(), *known) if all(known) else None
+
+
+class AnnounceGradients(CacheKey):
+    """Puts operations into joint graphs."""
+
+    def __call__(self, graph: torch.fx.Graph) -> None:
+        super().__call__(graph)
+        announce(graph)
+
+    def uuid(self) -> Any | None:
+        known = super().uuid()
+        return known and (*known, "announces")
 
 
 def announce(graph: torch.fx.Graph) -> int:

@@ -29,6 +29,7 @@ def missing() -> str:
         from torch._inductor import config as of_inductor
         from torch._inductor.custom_graph_pass import CustomGraphPass  # noqa: F401
         from torch._inductor.scheduler import BaseSchedulerNode
+        from torch._inductor.utils import get_donated_idxs  # noqa: F401
     except ImportError as problem:
         return str(problem)
     wanted = {
@@ -46,13 +47,13 @@ def missing() -> str:
 
 
 def when_dynamo_compiles(
-    compile_graph: Callable[[Any, Any, Any], Any | None],
+    compile_graph: Callable[[Any, Any, Any, Callable[[], Any]], Any],
     is_ours: Callable[[], bool],
 ) -> None:
-    """Calls ``compile_graph(backend, graph, inputs)`` for each graph that dynamo compiles in the
-    forward of a wrapped model. Where it returns None, torch cuts the graph. Buckets of the model
-    whose forward runs may be smaller than torch's first bucket, which DDPOptimizer refuses, if
-    ``is_ours`` says that the model is not of torch's own class."""
+    """Calls ``compile_graph(backend, graph, inputs, cut)`` for each graph that dynamo compiles in
+    the forward of a wrapped model, where ``cut()`` is what torch does: it cuts the graph. Buckets
+    of the model whose forward runs may be smaller than torch's first bucket, which DDPOptimizer
+    refuses, if ``is_ours`` says that the model is not of torch's own class."""
     from torch._dynamo.backends.distributed import DDPOptimizer
 
     torchs, torchs_init = DDPOptimizer.compile_fn, DDPOptimizer.__init__
@@ -64,8 +65,8 @@ def when_dynamo_compiles(
         torchs_init(self, cap, *args, **named)
 
     def compile_fn(self: Any, graph: Any, inputs: Any, **configs: Any) -> Any:
-        compiled = compile_graph(self.backend_compile_fn, graph, inputs)
-        return torchs(self, graph, inputs, **configs) if compiled is None else compiled
+        cut = functools.partial(torchs, self, graph, inputs, **configs)
+        return compile_graph(self.backend_compile_fn, graph, inputs, cut)
 
     DDPOptimizer.__init__ = init  # type: ignore[method-assign]
     DDPOptimizer.compile_fn = compile_fn  # type: ignore[method-assign, assignment]
@@ -94,14 +95,16 @@ def in_a_frame_of_its_own(module: torch.nn.Module) -> Callable[..., Any]:
 
 
 def is_inductor(backend: Any) -> bool:
-    """Whether it is what ``torch.compile`` makes of Inductor, by Python wrappers."""
+    """Whether it is what ``torch.compile`` makes of Inductor."""
+    kind: Any = vars(torch)["_TorchCompileInductorWrapper"]
+    return isinstance(_innermost(backend), kind)
+
+
+def takes_operations(inductor: Any) -> bool:
+    """Whether its wrappers are in Python, and no option names another pass over joint graphs."""
     from torch._inductor import config
 
-    inductor = _innermost(backend)
-    kind: Any = vars(torch)["_TorchCompileInductorWrapper"]
-    if not isinstance(inductor, kind):
-        return False
-    options = {"cpp_wrapper": config.cpp_wrapper, **inductor.config}
+    options = {"cpp_wrapper": config.cpp_wrapper, **_innermost(inductor).config}
     return not options["cpp_wrapper"] and _GRAPH_PASS not in options
 
 
@@ -109,6 +112,13 @@ def _innermost(backend: Any) -> Any:
     while hasattr(backend, "_torchdynamo_orig_backend"):
         backend = backend._torchdynamo_orig_backend
     return backend
+
+
+def donated() -> tuple[int, ...]:
+    """Numbers of the saved tensors that the backward which is being compiled may overwrite."""
+    from torch._inductor.utils import get_donated_idxs
+
+    return tuple(get_donated_idxs() or ())
 
 
 def has_graphs_within(graph: Any) -> bool:
@@ -125,7 +135,7 @@ def has_graphs_within(graph: Any) -> bool:
 def passes(
     backend: Any,
     make_graph_pass: Callable[[Any], Any],
-    scheduler_pass: Callable[[list[Any]], list[Any]],
+    scheduler_pass: Callable[[list[Any]], list[Any]] | None = None,
 ) -> Iterator[None]:
     """Graphs that are given to this Inductor in the block go through these passes, after those of
     the program, also when their backward is compiled later, as it runs first."""
@@ -133,15 +143,13 @@ def passes(
 
     inductor = _innermost(backend)
     options = inductor.config
-    reorders = options.get(_REORDERS, getattr(config, _REORDERS))
-    others = options.get(_PASSES, getattr(config, _PASSES)) if reorders else []
-    before = getattr(config, _GRAPH_PASS)
-    inductor.config = {
-        **options,
-        _GRAPH_PASS: make_graph_pass(before if before is not None else ()),
-        _REORDERS: True,
-        _PASSES: [*others, scheduler_pass],
-    }
+    before = options.get(_GRAPH_PASS, getattr(config, _GRAPH_PASS))
+    ours = {_GRAPH_PASS: make_graph_pass(before if before is not None else ())}
+    if scheduler_pass is not None:
+        reorders = options.get(_REORDERS, getattr(config, _REORDERS))
+        others = options.get(_PASSES, getattr(config, _PASSES)) if reorders else []
+        ours |= {_REORDERS: True, _PASSES: [*others, scheduler_pass]}
+    inductor.config = {**options, **ours}
     try:
         yield
     finally:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -77,16 +78,21 @@ def _running() -> tuple[Any, Graphs | None]:
     return model, getattr(model, "_graphs", None)
 
 
-def _compile(backend: Any, graph: Any, inputs: Any) -> Any | None:
+def _compile(backend: Any, graph: Any, inputs: Any, cut: Callable[[], Any]) -> Any:
     model, graphs = _running()
     if graphs is None:
-        return None
-    if why := why_cut(model, backend, graph):
+        return cut()
+    why = why_cut(model, backend, graph)
+    if why:
         graphs.cut += 1
         graphs.why_cut = why
-        return None
-    from dpcore.ddp.compiled.operations import AnnounceGradients, behind_producers
+        if torch_private.missing() or not torch_private.is_inductor(backend):
+            return cut()
+    from dpcore.ddp.compiled.operations import AnnounceGradients, CacheKey, behind_producers
 
+    if why:
+        with torch_private.passes(backend, CacheKey):
+            return cut()
     graphs.whole += 1
     with torch_private.passes(backend, AnnounceGradients, behind_producers):
         return backend(graph, inputs)
@@ -105,7 +111,9 @@ def why_cut(model: Wrapped, backend: Any, graph: Any) -> str:
     if missing := _said_missing():
         return f"this torch has no {missing}"
     if not torch_private.is_inductor(backend):
-        return "the backend is not Inductor with wrappers in Python"
+        return "the backend is not Inductor"
+    if not torch_private.takes_operations(backend):
+        return "Inductor's options ask for cpp_wrapper or for another pass over joint graphs"
     if torch_private.has_graphs_within(graph):
         return "the graph calls subgraphs"
     if model.static_graph:
