@@ -19,7 +19,8 @@
 //   reducer.cpp            forward opens a step, and its last bucket ends it; how buckets are made
 //   reducer_backward.cpp   a gradient, from autograd's hook until its bucket is ready
 //   reducer_compiled.cpp   a gradient that a compiled backward announces while it runs
-//   reducer_launch.cpp     a bucket, from its launch to the end of its last phase: LaunchControl
+//   reducer_launch.cpp     a bucket, from its launch to its averages: LaunchControl
+//   reducer_phases.cpp     its phases after that
 //
 // Memory: the reducer owns buckets. `parameter.grad` is a part of one from the first gradient on,
 // unless it is the program's own memory; tensors that hold a gradient when its part is filled again
@@ -169,7 +170,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   // What this rank would send in a backward, as zeros: it has no inputs any more, others have.
   void shadow_backward();
 
-  // ---- buckets after backward: reducer_launch.cpp
+  // ---- buckets after backward: reducer_phases.cpp
 
   void forward_of_module_begins(size_t module);
   // For phases with an update: an optimizer has recorded what it will do with these gradients.
