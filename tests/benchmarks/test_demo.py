@@ -9,7 +9,7 @@ import torch
 from rich.console import Console
 
 from dpcore.__main__ import main
-from dpcore.tools.compare import demo
+from dpcore.tools.compare import demo, devices
 from dpcore.tools.compare.demo_verdict import behind, ending, means, verdict
 from dpcore.tools.compare.training import worker
 from dpcore.tools.compare.training.worker import Job
@@ -24,17 +24,16 @@ from tests.show.traces import write_trace
     [(0, None, None), (1, "cuda", "both ranks on one GPU"), (2, "nccl", "over NCCL")],
 )
 def test_the_demo_uses_what_gpus_there_are(monkeypatch, gpus, backend, title):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    monkeypatch.setattr(demo._C, "cuda_probe", lambda: {"problem": "" if gpus else "no driver"})
+    monkeypatch.setattr(devices, "why_no_gpu", lambda: "" if gpus else "no driver")
     monkeypatch.setenv("WORLD_SIZE", "2")
     scenes = demo.scenes()
-    assert [scene.name for scene in scenes] == ["machine", "link"] + ["gpu"] * (gpus > 0)
+    assert [scene.name for scene in scenes] == ["gpu"] * (gpus > 0) + ["machine", "link"]
     assert all(scene.contenders[0].startswith("torch") for scene in scenes)
     if gpus:
-        assert scenes[-1].init() == {"backend": backend}
-        assert title in scenes[-1].title
-        job = Job("text", [], 1, 1, "", device=scenes[-1].device)
+        assert scenes[0].init() == {"backend": backend}
+        assert title in scenes[0].title
+        job = Job("text", [], 1, 1, "", device=scenes[0].device)
         assert worker.has_own_gpus(job) == (gpus == 2)
         assert [worker.device_of(job, rank).index for rank in range(2)] == [0, gpus - 1]
     assert worker.device_of(Job("text", [], 1, 1, ""), 1) == torch.device("cpu")

@@ -197,7 +197,7 @@ def test_the_first_traced_step_does_not_wait_for_a_rank_that_comes_later(tmp_pat
         model = dpcore.DataParallel(torch.nn.Linear(4, 4), comm=comm, schedule="bucketed")
         contender = Contender.__new__(Contender)
         contender.name, contender.model = "dpcore bucketed", model
-        contender._comm, contender._trace = comm, None
+        contender._comm, contender._trace, contender._device = comm, None, torch.device("cpu")
         contender.step = lambda recorded=False: model(torch.ones(1, 4)).sum().backward()
         contender.step()
         time.sleep(1.0 if comm.rank == 0 else 0.0)

@@ -75,6 +75,21 @@ def test_a_model_of_ones_own_with_a_schedule_of_ones_own(folder, capsys):
     assert all(name in page for name in names.split(","))
 
 
+def test_one_rank_shows_what_a_wrapper_costs_it(folder, capsys):
+    own = OWN.replace("lambda model: model", "lambda model: checked() or model")
+    checked = "def checked():\n    assert torch.is_autocast_enabled('cpu')\n"
+    (folder / "my.py").write_text(own + checked)
+    command = ["compare", "my.py:make", "--world", "1", "--amp", "--contenders", "torch,bucketed"]
+    assert main([*command, "--rounds", "6", "--seconds", "0.001"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "1 rank on this machine" in said and "One rank sends nothing" in said
+    assert "under torch.autocast in bfloat16" in said
+    assert "Communication adds" not in said
+    for row in csv.DictReader((folder / "compare/my-make/compare.csv").open()):
+        assert (row["world"], row["exposed_ms"], row["overlap"]) == ("1", "", "")
+        assert float(row["step_ms"]) > 0
+
+
 WAYS = """
 import torch
 import torch.distributed as dist
@@ -191,7 +206,7 @@ def test_between_hosts_of_their_own(folder, capsys):
         (["tranformer"], "did you mean 'transformer'"),
         (["none.py:make"], "there is no file none.py"),
         (["my.py:make", "--contenders", "bucketd"], "did you mean 'bucketed'"),
-        (["--world", "1"], "--world 1: one rank has no other"),
+        (["--world", "1", "--link", "1gbit"], "one rank sends nothing over a link"),
         (["--world", "two"], "--world: 'two' is not a whole number of ranks"),
         (["--rounds", "0"], "--rounds: '0' is not a whole number from 1"),
         (["--seconds", "nan"], "--seconds: 'nan' is not a time in seconds"),

@@ -72,7 +72,10 @@ def test_few_rounds_prove_nothing_wherever_it_is_said(tmp_path):
     assert "In brackets: range of 5 rounds." in console.export_text()
     write_csv(tmp_path / "few.csv", "mlp", [few])
     assert (
-        (tmp_path / "few.csv").read_text().splitlines()[-1].endswith(",False,,,,,99 100 101 99 100")
+        (tmp_path / "few.csv")
+        .read_text()
+        .splitlines()[-1]
+        .endswith(",False,,,,,,99 100 101 99 100")
     )
     (_, line) = records("mlp", {}, [few])
     assert line["ratio"]["confidence"] is None and line["ratio"]["rounds"] == 5

@@ -17,6 +17,7 @@ examples:
   dpcore compare my.py:make --contenders torch,default,mine.py:MySchedule --rounds 40
   dpcore compare my.py:make --contenders torch,default,zero1,local_sgd:16,mine.py:wrap
   dpcore compare transformer --link none,1gbit,100mbit --world 2,4
+  dpcore compare my.py:make --device cuda --amp --optimizer adamw
   dpcore compare gpt2 --grid "none,1gbit x 2,4 x torch,bucketed,zero1 x 1,4,25"
   dpcore compare all_reduce --peers gloo,openmpi,mpich --sizes 8:64M:8x
   dpcore compare all_reduce --algorithm ring,mine.py:swing --peers gloo
@@ -40,6 +41,10 @@ links: none is this machine. As root, a rate such as 1gbit means hosts of their 
 namespaces) whose NICs the kernel shapes; else, and with --emulated, dpcore slows down its own
 messages, and torch DDP sends its buckets through dpcore as well, since Gloo knows no such link.
 
+--device cuda: a GPU for each rank, with torch DDP and dpcore over NCCL, times by events of the
+GPU's stream, and peak memory beside them. Ranks that share a GPU, as with --world 2 on one, go over
+Gloo and over dpcore's mapped memory. One rank sends nothing, and shows what a wrapper costs it.
+
 An interrupted comparison goes on where it was when the same command is given again, and one with
 more --rounds adds to those that are there. docs/compare.md says what the figures mean.
 """
@@ -51,7 +56,7 @@ def add_arguments(made: argparse.ArgumentParser) -> None:
         "what", nargs="?", default="", metavar="WHAT",
         help="a model, file.py:make, a collective, or 'all' of those (default: transformer)",
     )  # fmt: skip
-    types.add(made, "--world", "2")
+    types.add(made, "--world", said="default: 2; with --device cuda the number of GPUs")
     types.add(made, "--rounds", said=f"default: {types.ROUNDS}, with --quick {types.QUICK_ROUNDS}")
     types.add(made, "--seconds", said="default: 0.3 for a model, 0.02 for a collective")
     types.add(made, "--quick")
@@ -75,6 +80,11 @@ def add_arguments(made: argparse.ArgumentParser) -> None:
         help="makes its step a part of every step (default: adamw if a contender needs one, else "
         "none)",
     )  # fmt: skip
+    add(
+        "--device", choices=("cpu", "cuda"), default="cpu",
+        help="where ranks train (default: %(default)s)",
+    )  # fmt: skip
+    add("--amp", action="store_true", help="steps run under torch.autocast in bfloat16")
     types.add(training, "--link", "none")
     add("--emulated", action="store_true", help="emulate links, also as root")
     add(
@@ -91,7 +101,7 @@ def add_arguments(made: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-_OF_MODELS = ("contenders", "grid", "optimizer", "link", "emulated", "threads")
+_OF_MODELS = ("contenders", "grid", "optimizer", "device", "amp", "link", "emulated", "threads")
 _OF_COLLECTIVES = ("peers", "algorithm", "sizes", "huge_pages")
 
 
@@ -118,7 +128,7 @@ examples:
 A transformer learns to write like Alice in Wonderland on two ranks, with torch DDP over Gloo and
 with dpcore in turn, both with default buckets and torch with gradient_as_bucket_view=True, its
 faster way: within this machine, and over 1 Gbit/s, which is real TCP between two network namespaces
-for root and an emulated link for others; on GPUs as well, where there are some. It ends with one
+for root and an emulated link for others; where there are GPUs, on those first. It ends with one
 sentence: who won, by how much, and why.
 """
 

@@ -89,6 +89,8 @@ def _compare_models(options: argparse.Namespace) -> int:
             "seconds": plan.seconds,
             "threads": plan.threads,
             "optimizer": plan.optimizer,
+            "device": plan.device,
+            "amp": plan.amp,
             "tuning": identity["tuning"],
         },
     )
@@ -125,19 +127,26 @@ def _compare_models(options: argparse.Namespace) -> int:
 def plan_of(options: argparse.Namespace) -> Any:
     """The plan, or an Error that says what to write instead."""
     from dpcore.tools.compare import plan
+    from dpcore.tools.compare.devices import check_device, gpus
 
+    on_gpu = options.device == "cuda"
+    check_device(options.device)
     worlds, links, names = options.world, options.link, options.contenders
+    worlds = worlds or [gpus() if on_gpu else 2]
     if options.grid is not None:
         _check_alone(options)
         worlds, links, names = options.grid.worlds, options.grid.links, options.grid.contenders
-    if min(worlds) < 2:
-        raise Unsupported("--world 1: one rank has no other to compare with; 2 is the least")
+    if any(links) and on_gpu:
+        raise Unsupported(
+            f"--link {next(filter(None, links))}: links are slowed down for ranks on the CPU; with "
+            "--device cuda they go over what connects the GPUs"
+        )
+    if any(links) and min(worlds) < 2:
+        raise Unsupported(f"--link {next(filter(None, links))}: one rank sends nothing over a link")
     if options.emulated and not any(links):
         raise Unsupported("--emulated: there is no link to emulate; write --link 1gbit as well")
     cells = [
-        plan.Cell(link, kind_of(link, options.emulated), world)
-        for link in links
-        for world in worlds
+        plan.Cell(link, kind_of(link, options, world), world) for link in links for world in worlds
     ]
     model = plan.model(options.what or _BARE)
     contenders = plan.contenders(names)
@@ -153,6 +162,8 @@ def plan_of(options: argparse.Namespace) -> Any:
         rounds=argument_types.rounds_of(options),
         seconds=options.seconds or (0.1 if options.quick else 0.3),
         threads=options.threads or max(1, len(os.sched_getaffinity(0)) // max(worlds)),
+        device=options.device,
+        amp=options.amp,
     )
 
 
@@ -166,10 +177,14 @@ def _check_alone(options: argparse.Namespace) -> None:
         raise Unsupported(f"--{twice[0]}: --grid names links, worlds and contenders already")
 
 
-def kind_of(link: str, emulated: bool) -> str:
+def kind_of(link: str, options: argparse.Namespace, world: int) -> str:
+    if options.device == "cuda":
+        from dpcore.tools.compare.devices import kind_of_gpus
+
+        return kind_of_gpus(world)
     if not link:
         return "machine"
-    if emulated or namespaces.why_not():
+    if options.emulated or namespaces.why_not():
         return "emulated"
     if "," in link:
         raise Unsupported(
@@ -186,17 +201,32 @@ def folder_name(model: str) -> str:
 def outcome_of(plan: Any, cell: Any, store: Any) -> Any:
     from dpcore.tools.compare.figures import figures_of
     from dpcore.tools.compare.output import Outcome
+    from dpcore.tools.compare.training.ranks import ALONE
 
     entrants = plan.entrants(cell)
     result = store.results.get(cell.key, {})
     losses = result.get("losses") if plan.optimizer else None
-    figures = figures_of(entrants, store.rounds[cell.key][: plan.rounds], losses)
-    return Outcome(cell, figures, notes_of(plan, cell, result), plan.optimizer)
+    memory = {name: size / 2**20 for name, size in result.get("memory", {}).items() if size}
+    rounds = store.rounds[cell.key][: plan.rounds]
+    figures = figures_of(entrants, rounds, losses, memory, sends=cell.world > 1)
+    return Outcome(cell, figures, notes_of(plan, cell, result), plan.optimizer, memory.get(ALONE))
 
 
 def notes_of(plan: Any, cell: Any, result: dict[str, Any]) -> list[str]:
     """What a reader has to know to judge the figures."""
+    from dpcore.tools.compare.devices import note_on
+
     notes = []
+    if about := note_on(cell.kind, cell.world):
+        notes.append(about)
+    if plan.amp:
+        notes.append("Steps run under torch.autocast in bfloat16, for all contenders.")
+    if plan.device == "cuda":
+        notes.append(
+            "Memory is the most that torch had allocated on a rank for a contender (weights, "
+            "gradients, buckets, the optimizer's state, and what a step needs for a while), and "
+            "mapped buckets. A library's own buffers are not in it."
+        )
     if plan.optimizer:
         notes.append(
             f"Every step includes that of the optimizer, {plan.optimizer}, for all contenders and "
@@ -221,7 +251,7 @@ def notes_of(plan: Any, cell: Any, result: dict[str, Any]) -> list[str]:
             f"{unused[0]}{more} got no gradient: all contenders have find_unused_parameters=True."
         )
     cores = len(os.sched_getaffinity(0))
-    if cell.world > cores:
+    if cell.world > cores and plan.device == "cpu":
         notes.append(f"{cell.world} ranks share {cores} cores, so computing alone waits as well.")
     for one in plan.entrants(cell):
         before, after = (result.get("choices", {}).get(one.inner) or [None, None])[:2]

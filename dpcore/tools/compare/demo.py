@@ -6,7 +6,7 @@ faster way: within this machine, and over a link of 1 Gbit/s, between two networ
 the system lets us make them. Elsewhere the link is an emulated
 one, which Gloo knows nothing of: torch's buckets then travel over dpcore's communicator. Over the
 link dpcore trains once more, with communication under the next forward. Where there are GPUs, on
-them as well: over NCCL with two or more, else both ranks on the one. Then: what of the
+them first: over NCCL with two or more, else both ranks on the one. Then: what of the
 communication is exposed, how long does a step take, do the losses coincide; who won, by how much,
 and why.
 """
@@ -21,15 +21,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from dpcore import _C
 from dpcore.base.markup import short
 from dpcore.tools import hosts as namespaces
 from dpcore.tools.compare.demo_verdict import Verdict, behind, ending, goes_on, means, verdict
+from dpcore.tools.compare.devices import BACKENDS, gpus, kind_of_gpus, note_on
 from dpcore.tools.compare.training.ranks import ALONE, DEFAULT, TORCH_OVER_OURS
 from dpcore.tools.compare.training.start import RankFailed, run_job, shaped_hosts
 from dpcore.tools.compare.training.worker import Job
@@ -57,7 +56,7 @@ class Scene:
     def init(self) -> dict[str, Any]:
         """Options of ``dpcore.init`` for the ranks."""
         if self.device == "cuda":
-            return {"backend": "nccl" if torch.cuda.device_count() > 1 else "cuda"}
+            return {"backend": BACKENDS[kind_of_gpus(2)]}
         if self.shaped:
             return {"transport": "tcp"}
         return {"link": self.link} if self.link else {}
@@ -71,15 +70,14 @@ def scenes() -> list[Scene]:
     else:
         title = "between two network namespaces, 1 Gbit/s"
         far = Scene("link", title, (*CONTENDERS, ACROSS), shaped=True)
-    return [near, far, *gpu_scenes()]
+    return [*gpu_scenes(), near, far]
 
 
 def gpu_scenes() -> list[Scene]:
-    usable = torch.cuda.is_available() and not _C.cuda_probe()["problem"]  # by torch and by us
-    gpus = torch.cuda.device_count() if usable else 0
-    if gpus == 0:
+    count = gpus()
+    if count == 0:
         return []
-    title = "on two GPUs, over NCCL" if gpus > 1 else "both ranks on one GPU, torch DDP over Gloo"
+    title = "on two GPUs, over NCCL" if count > 1 else "both ranks on one GPU, torch DDP over Gloo"
     return [Scene("gpu", title, CONTENDERS, device="cuda")]
 
 
@@ -187,6 +185,9 @@ def run(options: argparse.Namespace) -> int:
         for old in folder.glob("*.json"):
             old.unlink()
         console.print(scene.title, style="bold")
+        if scene.device == "cuda":
+            for note in filter(None, [note_on(kind_of_gpus(2), 2)]):
+                console.print(note, markup=False)
         if scene.link:
             console.print(f"A real one {namespaces.why_not()}.")
             console.print(

@@ -47,6 +47,8 @@ class Figures:
     rounds_ms: tuple[float, ...]
     changes: str = ""  # how what it computes differs from a mean of all gradients in every step
     loss: float | None = None  # in the last round, where an optimizer steps
+    memory_mib: float | None = None  # at its most, of the rank that needs most; on GPUs
+    sends: bool = True  # whether there is another rank to send to
 
     @property
     def overlap_is_known(self) -> bool:
@@ -71,9 +73,12 @@ def figures_of(
     entrants: Sequence[Contender],
     rounds: Sequence[dict[str, Any]],
     losses: Mapping[str, float | None] | None = None,
+    memory: Mapping[str, float] | None = None,
+    sends: bool = True,
 ) -> list[Figures]:
     """One per contender. Rounds: seconds and tails of every rank and step, by contender. Losses:
-    those at the end, where an optimizer steps."""
+    those at the end, where an optimizer steps. Memory: MiB, where it is known. ``sends``: whether
+    there is another rank to send to."""
     reference = reference_of(entrants)
     steps = {name: _per_round(rounds, "seconds", name, max) for name in rounds[0]["seconds"]}
     tails = {name: _per_round(rounds, "tails", name, min) for name in rounds[0]["tails"]}
@@ -83,21 +88,24 @@ def figures_of(
         costs = _differences(steps[name], steps[ALONE])
         exposed = [max(0.0, tail) for tail in _differences(tails[name], tails[ALONE])]
         kind = one.kind
+        splits = kind.splits and sends
         shares = [1 - cost / whole for cost, whole in zip(costs, steps[bare], strict=True)]
         found.append(
             Figures(
                 contender=one.name,
                 step=estimate(steps[name]),
                 alone=estimate(steps[ALONE]),
-                exposed=estimate(exposed) if kind.splits else None,
-                slowdown=estimate(_differences(costs, exposed)) if kind.splits else None,
+                exposed=estimate(exposed) if splits else None,
+                slowdown=estimate(_differences(costs, exposed)) if splits else None,
                 cost=estimate(costs),
                 communication=estimate(steps[bare]),
-                overlap=estimate(shares) if kind.sends_all else None,
+                overlap=estimate(shares) if kind.sends_all and sends else None,
                 ratio=None if one is reference else paired(steps[name], steps[reference.inner]),
                 rounds_ms=tuple(steps[name]),
                 changes=kind.changes,
                 loss=(losses or {}).get(name),
+                memory_mib=(memory or {}).get(name),
+                sends=sends,
             )
         )
     return found
@@ -160,9 +168,11 @@ def _verdict(one: Figures, reference: Figures) -> str:
 
 def why(one: Figures, reference: Figures) -> str:
     """What a step takes longer than computing alone, of both: that is all they differ in."""
+    what = "communication" if one.sends else "the wrapper"
     if max(one.cost.low, reference.cost.low) <= 0:
-        return "What communication adds to a step scatters too much to say more"
-    return f"Communication adds {_cost(one)}; with {reference.contender} it adds {_cost(reference)}"
+        return f"What {what} adds to a step scatters too much to say more"
+    costs = f"{_cost(one)}; with {reference.contender} it adds {_cost(reference)}"
+    return f"{what.capitalize()} adds {costs}"
 
 
 def added(cost: Estimate) -> str:

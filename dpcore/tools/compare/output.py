@@ -27,7 +27,8 @@ COLUMNS = (
     "model", "link", "kind", "world", "contender", "rounds",
     *(f"{name}_ms{end}" for name in QUANTITIES for end in ("", "_low", "_high")),
     *(f"{name}{end}" for name in ("overlap", "ratio") for end in ("", "_low", "_high")),
-    "reference", "conclusive", "confidence", "optimizer", "loss", "changes", "rounds_ms",
+    "reference", "conclusive", "confidence", "optimizer", "loss", "memory_mib", "changes",
+    "rounds_ms",
 )  # fmt: skip
 
 
@@ -39,6 +40,7 @@ class Outcome:
     figures: list[Figures]
     notes: list[str]  # what a reader has to know to judge it
     optimizer: str = ""  # whose step is a part of every step
+    memory_alone_mib: float | None = None  # without communication; None where it is not counted
 
     @property
     def reference(self) -> str:
@@ -60,18 +62,19 @@ def table(outcome: Outcome, width: int) -> Table:
     made = Table(box=SIMPLE, pad_edge=False)
     made.add_column("", no_wrap=True)
     heads = ("step ms", "exposed ms", "slowdown ms", "overlap", f"of {outcome.reference}'s step")
-    for head in (*heads, *(["loss"] if outcome.optimizer else [])):
+    for head in (*heads, *more_heads(outcome)):
         made.add_column(head, justify="right")
     for one in outcome.figures:
         texts = [*map(interval, (one.step, one.exposed, one.slowdown))]
-        texts += [overlap_text(one), ratio_text(one), *loss_texts(outcome, one)]
+        texts += [overlap_text(one), ratio_text(one), *more_texts(outcome, one)]
         if width < WIDE:
             texts = [text.replace(" (", "\n(").replace(" – ", "–") for text in texts]
         made.add_row(escape(one.contender), *texts)
         if one.changes:
             made.add_row(Text(f"  {one.changes}", style="dim"))
-    reference = outcome.figures[0]
-    made.add_row("no communication", number(reference.alone.median), "", "", "", "", style="dim")
+    alone = number(outcome.figures[0].alone.median)
+    blank = [""] * (4 + bool(outcome.optimizer))
+    made.add_row("no communication", alone, *blank, *memory_of_alone(outcome), style="dim")
     return made
 
 
@@ -101,11 +104,26 @@ def ratio_text(one: Figures) -> str:
     return f"{one.ratio.median:.3f} ({one.ratio.low:.3f} – {one.ratio.high:.3f}){mark}"
 
 
-def loss_texts(outcome: Outcome, one: Figures) -> list[str]:
-    """Of the column that there is where an optimizer steps."""
-    if not outcome.optimizer:
-        return []
-    return ["–" if one.loss is None else f"{one.loss:.4g}"]
+def more_heads(outcome: Outcome) -> list[str]:
+    """Columns that there are where an optimizer steps, and where memory is counted."""
+    heads = ["loss"] if outcome.optimizer else []
+    return heads if outcome.memory_alone_mib is None else [*heads, "memory MiB"]
+
+
+def more_texts(outcome: Outcome, one: Figures) -> list[str]:
+    """What stands in them."""
+    texts = []
+    if outcome.optimizer:
+        texts.append("–" if one.loss is None else f"{one.loss:.4g}")
+    if outcome.memory_alone_mib is not None:
+        texts.append("–" if one.memory_mib is None else f"{one.memory_mib:.0f}")
+    return texts
+
+
+def memory_of_alone(outcome: Outcome) -> list[str]:
+    """The last text of the row without communication, where memory is counted."""
+    known = outcome.memory_alone_mib
+    return [] if known is None else [f"{known:.0f}"]
 
 
 def tell(console: Console, outcome: Outcome) -> None:
@@ -175,4 +193,5 @@ def _row(model: str, outcome: Outcome, one: Figures) -> list[Any]:
     loss = "" if one.loss is None else f"{one.loss:.6g}"
     row += [outcome.reference, sure, one.step.confidence or ""]
     values = " ".join(f"{value:.6g}" for value in one.rounds_ms)
-    return [*row, outcome.optimizer, loss, one.changes, values]
+    memory = "" if one.memory_mib is None else f"{one.memory_mib:.6g}"
+    return [*row, outcome.optimizer, loss, memory, one.changes, values]

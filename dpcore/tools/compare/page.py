@@ -13,7 +13,9 @@ from dpcore.tools.compare.figures import Figures, ms
 from dpcore.tools.compare.output import (
     Outcome,
     interval,
-    loss_texts,
+    memory_of_alone,
+    more_heads,
+    more_texts,
     number,
     overlap_text,
     ratio_text,
@@ -142,7 +144,7 @@ def _ratios(outcome: Outcome) -> str:
 
 def _table(outcome: Outcome) -> str:
     heads = ["step ms", "exposed ms", "slowdown ms", "communication ms", "overlap"]
-    heads += [f"of {outcome.reference}", *(["loss"] if outcome.optimizer else [])]
+    heads += [f"of {outcome.reference}", *more_heads(outcome)]
     columns = "".join(f"<th>{escape(head)}</th>" for head in heads)
     rows = "".join(
         f"<tr><td>{escape(one.contender)}{_changes(one)}</td><td>"
@@ -153,14 +155,17 @@ def _table(outcome: Outcome) -> str:
                     *(map(interval, (one.step, one.exposed, one.slowdown, one.communication))),
                     overlap_text(one),
                     ratio_text(one),
-                    *loss_texts(outcome, one),
+                    *more_texts(outcome, one),
                 ),
             )
         )
         + "</td></tr>"
         for one in outcome.figures
     )
-    alone = f"<tr><td>no communication</td><td>{interval(outcome.figures[0].alone)}</td></tr>"
+    memory = memory_of_alone(outcome)
+    blank = [""] * (len(heads) - 1 - len(memory))
+    cells = "</td><td>".join([interval(outcome.figures[0].alone), *blank, *memory])
+    alone = f"<tr><td>no communication</td><td>{cells}</td></tr>"
     return f"<table><thead><tr><th></th>{columns}</tr></thead><tbody>{rows}{alone}</tbody></table>"
 
 

@@ -180,7 +180,8 @@ def model(text: str) -> str:
 
 @dataclass(frozen=True)
 class Cell:
-    """One model over one link with so many ranks. ``kind``: "machine", "hosts", "emulated"."""
+    """One model over one link with so many ranks. ``kind``: "machine", "hosts", "emulated", and of
+    ranks on GPUs "gpus", one for each, or "shared"."""
 
     link: str
     kind: str
@@ -192,8 +193,14 @@ class Cell:
 
     @property
     def title(self) -> str:
+        if self.kind == "gpus":
+            on = "1 rank on a GPU" if self.world == 1 else f"{self.world} ranks on a GPU each"
+            return f"{on}, over NCCL"
+        if self.world == 1:
+            return "1 rank on this machine"
         where = {
             "machine": "on this machine",
+            "shared": "that share GPUs, torch DDP over Gloo and dpcore over mapped memory",
             "hosts": f"between hosts of their own (network namespaces), {self.link}",
             "emulated": f"over dpcore's emulated link, {self.link}",
         }[self.kind]
@@ -209,6 +216,8 @@ class Plan:
     seconds: float
     threads: int
     optimizer: str = ""  # whose step is a part of every step; "": none's is
+    device: str = "cpu"
+    amp: bool = False
 
     @property
     def every(self) -> int:
@@ -235,6 +244,8 @@ class Plan:
             "seconds": self.seconds,
             "threads": self.threads,
             "optimizer": self.optimizer,
+            "device": self.device,
+            "amp": self.amp,
             "tuning": tuning(),
             "files": {name: digest for name in names if (digest := _digest(name))},
         }

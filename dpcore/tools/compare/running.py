@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
+from dpcore.tools.compare.devices import BACKENDS
 from dpcore.tools.compare.plan import Cell, Plan
 from dpcore.tools.compare.store import Store
 from dpcore.tools.compare.training.start import RankFailed, run_job, shaped_hosts
@@ -33,7 +34,8 @@ def measure(plan: Plan, store: Store, console: Console) -> None:
 def _measure_cell(plan: Plan, cell: Cell, store: Store, bar: Shown) -> None:
     first = len(store.rounds.get(cell.key, []))
     names = {one.inner: one.name for one in plan.entrants(cell)}
-    where = f"{cell.world} ranks, {cell.link or 'this machine'}"
+    ranks = "1 rank" if cell.world == 1 else f"{cell.world} ranks"
+    where = f"{ranks}, {cell.link or 'this machine'}"
     bar.at(f"{where}: starting")
 
     def on_line(line: dict[str, Any]) -> None:
@@ -51,7 +53,7 @@ def _measure_cell(plan: Plan, cell: Cell, store: Store, bar: Shown) -> None:
     job = Job(
         plan.model, plan.turns(cell), plan.rounds, steps=1, folder="", world=cell.world,
         seconds=plan.seconds, optimizer=plan.optimizer, every=plan.every, threads=plan.threads,
-        first_round=first, by_round=True, init=_init(cell),
+        first_round=first, by_round=True, init=_init(cell), device=plan.device, amp=plan.amp,
     )  # fmt: skip
     result: dict[str, Any] = {}
     with contextlib.ExitStack() as stack:
@@ -67,7 +69,9 @@ def _measure_cell(plan: Plan, cell: Cell, store: Store, bar: Shown) -> None:
             bar.say(f"everything was measured, but a rank crashed as it ended: {problem}".rstrip())
     kept = ("choices", "unused", "gradient_bytes", "steps", "threads", "taken")
     losses = {name: ended(of_ranks, result["steps"]) for name, of_ranks in result["losses"].items()}
-    store.add(cell=cell.key, result={key: result[key] for key in kept} | {"losses": losses})
+    memory = {name: max(map(max, of_ranks)) for name, of_ranks in result["memory"].items()}
+    kept_too = {"losses": losses, "memory": memory}
+    store.add(cell=cell.key, result={key: result[key] for key in kept} | kept_too)
 
 
 def ended(of_ranks: Sequence[Sequence[float]], steps: int) -> float | None:
@@ -79,4 +83,6 @@ def ended(of_ranks: Sequence[Sequence[float]], steps: int) -> float | None:
 def _init(cell: Cell) -> dict[str, Any]:
     if cell.kind == "hosts":
         return {"transport": "tcp"}
+    if cell.kind in BACKENDS:
+        return {"backend": BACKENDS[cell.kind]}
     return {"link": cell.link} if cell.kind == "emulated" else {}

@@ -25,7 +25,7 @@ def run(options: argparse.Namespace) -> int:
     seconds, most = (0.01, 2.0) if options.quick else (0.02, 4.0)
     pace = Pace(types.rounds_of(options), options.seconds or seconds, most_seconds=most)
     wanted = Options(
-        worlds=tuple(options.world),
+        worlds=tuple(options.world or [2]),
         sizes=options.sizes or parse_sizes(types.QUICK_SIZES if options.quick else types.SIZES),
         peers=chosen_peers(options.peers),
         pace=pace,

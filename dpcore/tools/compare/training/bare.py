@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+
+from dpcore.tools.compare.training.clock import Clock
 
 BY_TORCH, BY_DPCORE = "all_reduce torch", "all_reduce dpcore"
 _BUCKET_BYTES = 25 << 20  # as both wrappers cut gradients without an argument
@@ -25,14 +26,15 @@ class Bare:
     unused: tuple[str, ...] = ()
     taken = sys.maxsize  # it learns nothing, so its number of steps does not matter
 
-    def __init__(self, name: str, nbytes: int, comm: Any) -> None:
+    def __init__(self, name: str, nbytes: int, comm: Any, device: torch.device) -> None:
         self.name, self.gradient_bytes = name, nbytes
         self._comm = comm
         elements, most = nbytes // 4, _BUCKET_BYTES // 4
         sizes = [min(most, elements - at) for at in range(0, elements, most)]
         self._by_torch = name == BY_TORCH
         self._buckets = [
-            torch.zeros(size) if self._by_torch else comm.empty(size).zero_() for size in sizes
+            torch.zeros(size, device=device) if self._by_torch else comm.empty(size).zero_()
+            for size in sizes
         ]
 
     @staticmethod
@@ -52,8 +54,8 @@ class Bare:
     def settle(self) -> None:
         """Nothing to settle."""
 
-    def finish(self) -> float:
-        return 0.0
+    def finish(self) -> None:
+        """Nothing is in flight."""
 
     def close(self) -> None:
         """Nothing to leave."""
@@ -61,8 +63,12 @@ class Bare:
     def choice(self) -> None:
         """Nothing is chosen."""
 
-    def tail_seconds(self, end: float) -> float:
-        return 0.0
+    def last_gradient(self) -> None:
+        """No gradient comes."""
+
+    @property
+    def uncounted_bytes(self) -> int:
+        return 0
 
 
 class LastGradient:
@@ -70,8 +76,9 @@ class LastGradient:
     which comes last; then one hook is left, so that all contenders pay for one call. They are made
     before a wrapper makes its own, and so run before it sends anything."""
 
-    def __init__(self, module: nn.Module) -> None:
-        self.at = 0.0
+    def __init__(self, module: nn.Module, clock: Clock) -> None:
+        self._mark = clock.mark
+        self._at: Any = None
         self._last: Any = None
         self._hooks = {
             parameter: on_gradient(parameter, self._seen)
@@ -84,12 +91,12 @@ class LastGradient:
             if parameter is not self._last:
                 hook.remove()
 
-    def seconds_until(self, end: float) -> float:
-        """Once per step; 0 where the parameter that came last in the warm-up has got none in it."""
-        seconds = end - self.at if self.at else 0.0
-        self.at = 0.0
-        return seconds
+    def taken(self) -> Any:
+        """The clock's mark, once per step; None where the parameter that came last in the warm-up
+        has got no gradient in it."""
+        at, self._at = self._at, None
+        return at
 
     def _seen(self, parameter: torch.Tensor) -> None:
         self._last = parameter
-        self.at = time.perf_counter()
+        self._at = self._mark()

@@ -1,7 +1,7 @@
 """The model of a comparison: one of ours by its name, or what a user's function ``make`` returns.
 
     def make(rank, world):          # also make(rank) or make()
-        model = ...                 # a torch.nn.Module on the CPU, with parameters to train
+        model = ...                 # a torch.nn.Module with parameters to train
         def step(model):            # gets the model as a contender has wrapped it
             return loss             # forward; its backward is called, unless step has called it
         return model, step
@@ -10,6 +10,9 @@
 should give every rank as much work as the others; all begin with rank 0's weights. ``step`` needs
 no optimizer: gradients are dropped before each step. Instead of the loss it may return what has
 one: an object with ``.loss``, a dict with "loss", or a tuple that begins with it.
+
+For a GPU, ``make`` is called with it as torch's default device, so that what it creates without
+naming a device is there.
 """
 
 from __future__ import annotations
@@ -38,15 +41,18 @@ class Made:
     run: Callable[[Any], Any]  # what step returns; backward may be left to do
 
 
-def made(name: str, rank: int, world: int) -> Made:
+def made(name: str, rank: int, world: int, device: torch.device | None = None) -> Made:
     """``name``: one of MODELS, ``file.py:make`` or ``package.module:make``."""
+    place = device or torch.device("cpu")
+    default = contextlib.nullcontext() if place.type == "cpu" else place
     if not names_code(name):
         if name not in MODELS:
             raise Error(f"no model {name!r}: there are {', '.join(MODELS)}, or write my.py:make")
-        return Made(*MODELS[name]())
-    with _blamed(name, "make"):
+        with default:
+            return Made(*MODELS[name]())
+    with _blamed(name, "make"), default:
         returned = _called(name, loaded(name, "make"), rank, world)
-    return _checked(name, returned)
+    return _checked(name, returned, place)
 
 
 @contextlib.contextmanager
@@ -86,7 +92,7 @@ def _called(name: str, make: Any, rank: int, world: int) -> Any:
     return make(*arguments)
 
 
-def _checked(name: str, pair: Any) -> Made:
+def _checked(name: str, pair: Any, place: torch.device) -> Made:
     wanted = f"{name} has to return (model, step), a torch.nn.Module and a function step(model)"
     if isinstance(pair, nn.Module):
         raise Error(
@@ -102,10 +108,12 @@ def _checked(name: str, pair: Any) -> Made:
     devices = {parameter.device.type for parameter in module.parameters()}
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise Error(f"{name}: the model has no parameter to train, so there is nothing to average")
-    if devices != {"cpu"}:
+    if not devices <= {"cpu", place.type}:
+        on_gpu = place.type == "cpu" and devices <= {"cpu", "cuda"}
         raise Error(
             f"{name}: the model has parameters on {' and '.join(sorted(devices))}; dpcore compare "
-            "measures models on the CPU"
+            f"measures this model on the {'GPU' if place.type == 'cuda' else 'CPU'}"
+            + ("; for GPUs: --device cuda" if on_gpu else "")
         )
     return Made(module, step)
 
@@ -125,9 +133,10 @@ class Stepping:
     """Forward and backward of one contender. The first step, of the bare model, shows whether step
     calls backward by itself, and which parameters it leaves without a gradient."""
 
-    def __init__(self, name: str, made: Made) -> None:
+    def __init__(self, name: str, made: Made, autocast: str = "") -> None:
+        """``autocast``: the type of device on which steps run in bfloat16, "" for none."""
         self.module = made.module
-        self._run, self._name = made.run, name
+        self._run, self._name, self._autocast = made.run, name, autocast
         self._calls_backward = False
         self.unused: list[str] = []
 
@@ -136,7 +145,7 @@ class Stepping:
         module = self.module
         module.zero_grad()
         with _blamed(self._name, "step(model)"):
-            returned = self._run(module)
+            returned = self._forward(module)
         self._calls_backward = any(p.grad is not None for p in module.parameters())
         loss = loss_in(returned)
         if not self._calls_backward:
@@ -152,22 +161,28 @@ class Stepping:
         ]
         module.zero_grad()
 
-    def step(self, model: Any) -> float:
-        """The loss, or nan where step keeps it to itself."""
+    def step(self, model: Any) -> Any:
+        """The loss, which a GPU may still have to compute, or nan where step keeps it to itself."""
         if self._calls_backward:
-            self._run(model)
+            self._forward(model)
             return float("nan")
         loss = self.loss(model)
         torch.autograd.backward(loss)
-        return float(loss.detach())
+        return loss.detach()
 
     def loss(self, model: Any) -> torch.Tensor:
         """Forward alone, of a step that leaves backward to do."""
-        returned = self._run(model)
+        returned = self._forward(model)
         loss = loss_in(returned)
         if loss is None:
             raise Error(f"{self._name}: step(model) returned {_said(returned)}, not the loss")
         return loss
+
+    def _forward(self, model: Any) -> Any:
+        if not self._autocast:
+            return self._run(model)
+        with torch.autocast(self._autocast, torch.bfloat16):
+            return self._run(model)
 
 
 def _said(returned: Any) -> str:

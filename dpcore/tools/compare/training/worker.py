@@ -19,10 +19,10 @@ import statistics
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -32,6 +32,7 @@ from dpcore.base.user_code import names_code
 from dpcore.ddp.overlap import finish_device
 from dpcore.errors import Error
 from dpcore.tools.compare.training.bare import Bare, LastGradient, on_gradient
+from dpcore.tools.compare.training.clock import Clock, HostClock, clock_of
 from dpcore.tools.compare.training.making import Made, Stepping, made
 from dpcore.tools.compare.training.ranks import (
     TORCH,
@@ -69,6 +70,7 @@ class Job:
     optimizer: str = "adamw"  # of recipes.OPTIMIZERS, whose step is a part of every step; "": none
     every: int = 1  # a round given in seconds has a multiple of so many steps
     device: str = "cpu"  # or "cuda": rank r on GPU r, around where there are fewer
+    amp: bool = False  # steps run under torch.autocast in bfloat16
     first_round: int = 0  # the rounds before were measured by an earlier job
     around: bool = False  # the first contender has a turn before and after every other's
     by_round: bool = False  # tells every round as it ends, with the time after the last gradient
@@ -82,17 +84,26 @@ class Contender:
     are those of `first`: only gradients take memory once per contender."""
 
     def __init__(
-        self, job: Job, name: str, comm: Any, text: Text, first: Contender | None = None
+        self,
+        job: Job,
+        name: str,
+        comm: Any,
+        text: Text,
+        first: Contender | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self.name = name
         self._text, self._job, self._comm = text, job, comm
         self._number = 0
+        self._device = device_of(job, comm.rank)
         torch.manual_seed(comm.rank)  # inputs of its own
-        self._stepping = Stepping(job.model, self._made())
+        autocast = self._device.type if job.amp else ""
+        self._stepping = Stepping(job.model, self._made(), autocast)
         module = self._module = self._stepping.module
+        module.to(self._device)
         begin_alike(module, comm)
-        module.to(device_of(job, comm.rank))
-        if first is not None and not job.optimizer:
+        self._shares_weights = first is not None and not job.optimizer
+        if first is not None and self._shares_weights:
             for mine, its in zip(module.parameters(), first._module.parameters(), strict=True):
                 mine.data = its.data
         options: dict[str, Any] = {}
@@ -100,7 +111,7 @@ class Contender:
             self._stepping.look()
             if some_rank(comm, self._stepping.unused):
                 options["find_unused_parameters"] = True
-        self._last_gradient = LastGradient(module) if job.by_round else None
+        self._last_gradient = LastGradient(module, clock or HostClock()) if job.by_round else None
         self._trace: TorchTrace | None = None
         self.model: Any
         if name.startswith(TORCH_OVER_OURS) and self._is_traced:
@@ -120,6 +131,18 @@ class Contender:
         return sum(p.numel() * p.element_size() for p in parameters)
 
     @property
+    def uncounted_bytes(self) -> int:
+        """Memory that torch did not allocate for it: weights that all contenders share, and buckets
+        that all ranks have mapped."""
+        counted = 0
+        if self._shares_weights:
+            counted += sum(p.numel() * p.element_size() for p in self._module.parameters())
+        is_mapped = getattr(self._comm, "backend", "") == "cuda"
+        if is_mapped and isinstance(self.model, dp.DataParallel):
+            counted += sum(bucket.bytes for bucket in self.model.bucket_report())
+        return counted
+
+    @property
     def _is_traced(self) -> bool:
         """TorchTrace looks at the processor's clock, which says nothing of a GPU."""
         return bool(self._job.folder) and self._job.device == "cpu"
@@ -137,11 +160,11 @@ class Contender:
     def _made(self) -> Made:
         job, comm, text = self._job, self._comm, self._text
         if job.model != "text":
-            return made(job.model, comm.rank, comm.world_size)
+            return made(job.model, comm.rank, comm.world_size, self._device)
 
         def loss(model: torch.nn.Module) -> torch.Tensor:
             batch = text.batch(self._number, comm.rank, comm.world_size, job.sequences)
-            return loss_of(model, batch.to(device_of(job, comm.rank)))
+            return loss_of(model, batch.to(self._device))
 
         return Made(language_model(text), loss)
 
@@ -159,9 +182,9 @@ class Contender:
         if self._last_gradient is not None:
             self._last_gradient.settle()
 
-    def tail_seconds(self, end: float) -> float:
-        """From the last gradient of the step that has just ended until then."""
-        return 0.0 if self._last_gradient is None else self._last_gradient.seconds_until(end)
+    def last_gradient(self) -> Any:
+        """The clock's mark of the last gradient in the step that has ended; None if unknown."""
+        return None if self._last_gradient is None else self._last_gradient.taken()
 
     def choice(self) -> dict[str, Any] | None:
         """How this rank cuts and sends now, where the wrapper tells."""
@@ -172,12 +195,12 @@ class Contender:
         sizes = [bucket.bytes for bucket in report]
         return {"schedule": self.model.schedule, "bucket_bytes": sizes, "said": heading}
 
-    def step(self, recorded: bool = False) -> float:
-        """Forward, backward and optimizer; the loss."""
+    def step(self, recorded: bool = False) -> Any:
+        """Forward, backward and optimizer; the loss, which a GPU may still have to compute."""
         torch.set_num_threads(self.threads)
         self._optimizer.zero_grad()
         if recorded and self._trace is not None:
-            loss = float(self._trace.step(lambda: self._stepping.loss(self.model)).detach())
+            loss = self._trace.step(lambda: self._stepping.loss(self.model)).detach()
         else:
             loss = self._stepping.step(self.model)
         is_ours = isinstance(self.model, dp.DataParallel)
@@ -188,12 +211,10 @@ class Contender:
         self._number += 1
         return loss
 
-    def finish(self) -> float:
-        """Ends what the last step has left in flight; the seconds that it took."""
-        begin = time.perf_counter()
+    def finish(self) -> None:
+        """Ends what the last step has left in flight."""
         if self._goes_across_steps:
             self.model.flush()
-        return time.perf_counter() - begin
 
     def close(self) -> None:
         """At the end, on all ranks."""
@@ -220,6 +241,7 @@ class Contender:
     def _seconds_of_step(self, recorded: bool = False) -> float:
         begin = time.perf_counter()
         self.step(recorded)
+        finish_device(self._device)
         return time.perf_counter() - begin
 
 
@@ -233,7 +255,7 @@ def run(job: Job) -> dict[str, Any]:
     comm = dp.init(timeout=_PATIENCE_SECONDS, **job.init)
     if not job.threads:
         job = replace(job, threads=torch.get_num_threads(), threads_of_ddp=by_itself)
-    result = measured(job, comm, device)
+    result = measured(job, comm, clock_of(device))
     report(comm, {"result": result})
     gc.collect()  # models that refer to themselves: torch DDP holds the group, which has to go
     comm.barrier()
@@ -242,29 +264,40 @@ def run(job: Job) -> dict[str, Any]:
     return result
 
 
-def measured(job: Job, comm: Any, device: torch.device) -> dict[str, Any]:
+def measured(job: Job, comm: Any, clock: Clock) -> dict[str, Any]:
     """What this rank reports. Models live no longer than this call."""
     text = Text()
     contenders: list[Contender | Bare] = []
     first: Contender | None = None
+    memory = dict.fromkeys(job.contenders, 0)  # of a contender at its most
     for name in job.contenders:
+        before = clock.held_bytes()
         if first is not None and Bare.is_one(name):
-            contenders.append(Bare(name, first.gradient_bytes, comm))
+            device = device_of(job, comm.rank)
+            contenders.append(Bare(name, first.gradient_bytes, comm, device))
         else:
-            made_one = Contender(job, name, comm, text, first)
+            made_one = Contender(job, name, comm, text, first, clock)
             contenders.append(made_one)
             first = first or made_one
+        memory[name] += clock.held_bytes() - before
     assert first is not None
     longest = max(map(warm_steps, job.contenders))
     for contender in contenders:  # those that learn take the same steps, so that losses compare
+        before = clock.held_bytes()
         count = longest if job.optimizer else warm_steps(contender.name)
         for number in range(count):
             if job.by_round:
                 report(comm, {"warming": contender.name, "at": number, "of": count})
             contender.step()
         contender.settle()
+        memory[contender.name] += clock.held_bytes() - before
     choices = {contender.name: [contender.choice()] for contender in contenders}
-    steps = steps_in(job.seconds, contenders[0].step, comm) if job.seconds else job.steps
+
+    def settled_step() -> None:
+        contenders[0].step()
+        clock.settle()
+
+    steps = steps_in(job.seconds, settled_step, on_host(comm)) if job.seconds else job.steps
     steps = -(-steps // job.every) * job.every
     for contender in contenders if job.optimizer else ():
         for _ in range(contender.taken, first.taken):
@@ -272,23 +305,19 @@ def measured(job: Job, comm: Any, device: torch.device) -> dict[str, Any]:
     seconds: dict[str, list[float]] = {name: [] for name in job.contenders}
     losses: dict[str, list[float]] = {name: [] for name in job.contenders}
     tails: dict[str, list[float]] = {name: [] for name in job.contenders}
+    above = dict.fromkeys(job.contenders, 0)  # what a step takes for a while
     raw = []
     for number in range(job.first_round, job.rounds):
         if job.raw_port:
             raw.append(raw_bytes_per_second(comm.rank, job.raw_port))
         for contender in turns(contenders, number) if job.around else in_turn(contenders, number):
-            for _ in range(steps):
-                comm.barrier()
-                begin = time.perf_counter()
-                loss = contender.step()
-                finish_device(device)
-                end = time.perf_counter()
-                seconds[contender.name].append(end - begin)
-                tails[contender.name].append(contender.tail_seconds(end))
-                losses[contender.name].append(loss)
-                if not job.by_round:  # whoever reads every line runs beside what is measured
-                    report(comm, {"step": contender.name})
-            seconds[contender.name][-1] += contender.finish()
+            before = clock.held_bytes()
+            clock.peak_bytes()
+            for step in turn(contender, steps, comm, clock, job.by_round):
+                seconds[contender.name].append(step.seconds)
+                tails[contender.name].append(step.tail)
+                losses[contender.name].append(step.loss)
+            above[contender.name] = max(above[contender.name], clock.peak_bytes() - before)
         if job.by_round:
             told = {"seconds": of_round(seconds, steps), "tails": of_round(tails, steps)}
             report(comm, {"round": number, **told})
@@ -301,6 +330,7 @@ def measured(job: Job, comm: Any, device: torch.device) -> dict[str, Any]:
     taken = first.taken
     first_gradients = [first_gradient_seconds(first)] if job.raw_port else []
     for contender in contenders:
+        memory[contender.name] += contender.uncounted_bytes + above[contender.name]
         contender.close()
     return {
         "seconds": everybodys(seconds),
@@ -313,7 +343,39 @@ def measured(job: Job, comm: Any, device: torch.device) -> dict[str, Any]:
         "choices": choices,
         "steps": steps,
         "threads": {one.name: one.threads for one in contenders if isinstance(one, Contender)},
+        "memory": everybodys({name: [size] for name, size in memory.items()}),
     }
+
+
+class Taken(NamedTuple):
+    """A step: its time, the time from its last gradient to its end, and its loss."""
+
+    seconds: float
+    tail: float
+    loss: float
+
+
+def turn(
+    contender: Contender | Bare, steps: int, comm: Any, clock: Clock, by_round: bool
+) -> Iterator[Taken]:
+    """So many steps, of which the last one ends all that is left in flight."""
+    marks = []
+    for number in range(steps):
+        if number == 0 or clock.begins_together:
+            comm.barrier()
+        begin = clock.mark()
+        loss = contender.step()
+        done = end = clock.mark()
+        if number == steps - 1:
+            contender.finish()
+            end = clock.mark()
+        marks.append((begin, contender.last_gradient(), done, end, loss))
+        if not by_round:  # the program that reads every line runs beside what is measured
+            report(comm, {"step": contender.name})
+    clock.settle()
+    for begin, last, done, end, loss in marks:
+        tail = 0.0 if last is None else clock.seconds(last, done)
+        yield Taken(clock.seconds(begin, end), tail, float(loss))
 
 
 def trace_in_turn(
@@ -338,15 +400,20 @@ def trace_in_turn(
 def some_rank(comm: Any, found: Sequence[Any]) -> bool:
     """Whether some rank has found something. On all ranks."""
     most = torch.tensor([len(found)])
-    comm.all_reduce(most, op="max")
+    on_host(comm).all_reduce(most, op="max")
     return bool(most)
+
+
+def on_host(comm: Any) -> Any:
+    """What ranks on GPUs agree over: they have a communicator on the host beside the other one."""
+    return getattr(comm, "_on_host", comm)
 
 
 def begin_alike(module: torch.nn.Module, comm: Any) -> None:
     """All ranks with rank 0's weights, whatever a contender does about them."""
     for parameter in module.parameters() if comm.world_size > 1 else ():
-        value = parameter.detach().contiguous()
-        comm.broadcast(value, 0)
+        value = parameter.detach().cpu().contiguous()
+        on_host(comm).broadcast(value, 0)
         parameter.detach().copy_(value)
 
 
