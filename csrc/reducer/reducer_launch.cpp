@@ -312,13 +312,15 @@ void Reducer::finish_first_phase(Bucket& bucket, int64_t over_ns) {
     advance(b, Next::none);
     return;
   }
-  if (norms_.is_on()) {
-    norms_.add_mean(bucket.travelling());
-  }
-  if (progress_.phases().first() == Phase::all_reduce) {
-    hand_out(bucket);
-  } else if (bucket.kept.defined()) {
+  const bool is_half = progress_.phases().begins_with_half();
+  if (is_half && bucket.kept.defined()) {
     keep_part(bucket, rank());
+  }
+  if (norms_.is_on()) {
+    norms_.add_mean(is_half ? part_of(b) : bucket.travelling());
+  }
+  if (!is_half) {
+    hand_out(bucket);
   }
   advance(b);
 }

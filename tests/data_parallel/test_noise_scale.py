@@ -6,12 +6,14 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import dpcore as dp
 from dpcore.base.confidence import ratio_interval
 from dpcore.ddp.noise_scale import Square, estimates
 from tests.data_parallel.models import Small, batch, part, seeded
+from tests.ranks.groups import in_group
 
 pytestmark = pytest.mark.patient
 
@@ -75,6 +77,99 @@ def test_it_is_what_the_paper_says(world, layout):
     assert len(set(results)) == 1  # the same bits on every rank
     (value, (low, high)) = results[0]
     assert low <= value <= high
+
+
+@pytest.mark.parametrize("schedule", ["priority", "dear", "zero1", "zero2"])
+def test_across_steps_it_is_what_the_paper_says(schedule):
+    """Where a rank has a part of each mean, a step is known when the next one is."""
+
+    def body(comm):
+        module, alone = Small(), Small()
+        model = dp.DataParallel(module, comm=comm, schedule=schedule, bucket_cap_mb=0.003)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        optimizer = dp.DistributedOptimizer(optimizer, model)
+        expected = []
+        with dp.gradient_noise_scale(model, every=1) as g:
+            for step in range(4):
+                x, y = (part(tensor, comm) for tensor in batch(step))
+                each = of_all_ranks(comm, gradient(alone, x, y))
+                small, big = each.square().sum(1).mean().item(), each.mean(0).square().sum().item()
+                expected.append(by_the_paper(small, big, ROWS / 2, ROWS))
+                optimizer.zero_grad()
+                nn.functional.mse_loss(model(x), y).backward()
+                optimizer.step()
+        model.flush()
+        known = 4 if schedule == "priority" else 3
+        assert g.steps == known
+        assert g.value == pytest.approx(ratio_of_sums(expected[:known]), rel=1e-9)
+        with dp.gradient_noise_scale(model, every=1) as again:
+            assert again.steps == 0  # the last step of the block before is not of this one
+
+    dp.spawn(body, 2, mode="threads")
+
+
+def test_torchs_ddp_has_the_same_scale():
+    """Also of accumulated batches of different sizes."""
+
+    def body():
+        rank, world = dist.get_rank(), dist.get_world_size()
+        own = torch.Generator().manual_seed(rank)
+        scales = []
+        for wrap in (nn.parallel.DistributedDataParallel, dp.DataParallel):
+            model = wrap(Small())
+            own.manual_seed(rank)
+            with dp.gradient_noise_scale(model, every=2) as g:
+                for _ in range(4):
+                    model.zero_grad()
+                    for sends in (False, True):
+                        rows = 3 + rank
+                        x, y = (torch.randn(rows, n, generator=own).double() for n in (6, 3))
+                        with nullcontext() if sends else model.no_sync():
+                            nn.functional.mse_loss(model(x), y).backward()
+            assert g.steps == 2
+            scales.append(g.value)
+        assert world == 2 and scales[0] == pytest.approx(scales[1], rel=1e-9)
+        return scales[0]
+
+    first, second = in_group(body, 2, backend="gloo")
+    assert first == second
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_local_updates_have_that_of_their_changes(steps):
+    """With plain SGD and a sync in each step it is that of the gradients."""
+
+    def body(comm):
+        module, alone = Small(), Small()
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        expected, before = [], None
+        with (
+            dp.LocalSGD(module, optimizer, steps, comm=comm) as block,
+            dp.gradient_noise_scale(block, every=1) as g,
+        ):
+            for step in range(3 * steps):
+                if step % steps == 0:
+                    before = flat_of(module)
+                alone.load_state_dict(module.state_dict())
+                x, y = (part(tensor, comm) for tensor in batch(step))
+                optimizer.zero_grad()
+                nn.functional.mse_loss(module(x), y).backward()
+                own = flat_of(module) - 0.1 * gradient(alone, x, y)
+                optimizer.step()
+                if (step + 1) % steps == 0:
+                    each = of_all_ranks(comm, own - before)
+                    small = each.square().sum(1).mean().item()
+                    big = each.mean(0).square().sum().item()
+                    rows = steps * ROWS
+                    expected.append(by_the_paper(small, big, rows / 2, rows))
+            assert g.steps == 3
+            assert g.value == pytest.approx(ratio_of_sums(expected), rel=1e-6)
+
+    dp.spawn(body, 2, mode="threads")
+
+
+def flat_of(module):
+    return torch.cat([p.detach().flatten() for p in module.parameters() if p.requires_grad])
 
 
 class Forked(nn.Module):

@@ -29,15 +29,17 @@ at::Tensor squared_norm(const at::Tensor& flat) {
 
 void GradientNorms::measure_next(double variance) {
   if (!own_.defined()) {
-    own_ = communicator_->allocate(2, at::kDouble, device_);
+    own_ = communicator_->allocate(3, at::kDouble, device_);
     mean_ = at::zeros({1}, at::TensorOptions(at::kDouble).device(device_));
   }
   variance_ = variance;
 }
 
-void GradientNorms::begin(uint64_t step, size_t slot, bool adds_to_averages) {
+void GradientNorms::begin(uint64_t step, size_t slot, bool adds_to_averages, bool in_parts) {
   const std::optional<double> variance = std::exchange(variance_, std::nullopt);
-  is_on_ = variance && !adds_to_averages;
+  if (std::exchange(is_on_, variance && !adds_to_averages)) {
+    before_.reset();  // the last measured step has no end
+  }
   if (!is_on_) {
     return;
   }
@@ -47,7 +49,9 @@ void GradientNorms::begin(uint64_t step, size_t slot, bool adds_to_averages) {
   slot_ = slot;
   own_.narrow(0, 0, 1).zero_();
   own_.narrow(0, 1, 1).fill_(*variance);
+  own_.narrow(0, 2, 1).copy_(mean_);
   mean_.zero_();
+  in_parts_ = in_parts;
 }
 
 void GradientNorms::add(const at::Tensor& sum, const at::Tensor& flat) {
@@ -74,7 +78,16 @@ void GradientNorms::finish() {
     return;  // no bucket at all
   }
   communicator_->wait(slot_);
-  steps_.push_back({step_, at::cat({own_, mean_})});
+  const at::Tensor own = own_.narrow(0, 0, 2);
+  if (!in_parts_) {
+    steps_.push_back({step_, at::cat({own, mean_})});
+    return;
+  }
+  if (before_) {
+    before_->norms = at::cat({before_->norms, own_.narrow(0, 2, 1).mul(communicator_->world())});
+    steps_.push_back(*before_);
+  }
+  before_ = Step{step_, own.clone()};
 }
 
 void GradientNorms::abandon() {

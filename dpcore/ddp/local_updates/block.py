@@ -8,8 +8,10 @@ that step or a later one; at most one fragment is in flight.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import nn
@@ -40,6 +42,29 @@ class Flight(NamedTuple):
     fragment: int
     step: int  # it was sent after this step
     work: Any  # None when its mean has arrived
+    sent_ns: int = 0
+
+
+@dataclass
+class Counted:
+    """What all sends of a block came to."""
+
+    waited_ns: int = 0
+    in_flight_ns: int = 0
+    sent_bytes: int = 0
+
+
+class Observer(Protocol):
+    """Hears of the changes between two means, on all ranks in the same order."""
+
+    def restarted(self) -> None:
+        """What is sent next is not the change of a whole interval."""
+
+    def sent(self, change: torch.Tensor) -> None:
+        """A fragment of this rank has changed by this much."""
+
+    def landed(self, mean: torch.Tensor) -> None:
+        """The mean over ranks of that."""
 
 
 class LocalUpdates:
@@ -94,6 +119,9 @@ class LocalUpdates:
         self._flight: Flight | None = None
         self._hook: Any = None
         self._is_resumed = False
+        self._counts = Counted()
+        self._observer: Observer | None = None
+        self._began: list[torch.Tensor | None] = [None] * fragments  # agreed on, while observed
 
     @property
     def _name(self) -> str:
@@ -166,7 +194,18 @@ class LocalUpdates:
         self._make_equal()
 
     @torch.no_grad()
+    def _observe(self, observer: Observer | None) -> None:
+        """From now on, on all ranks; None ends it."""
+        self._observer, self._began = observer, [None] * len(self._fragments)
+        if observer is not None and self._flight is None and not any(self._moved):
+            self._began = [self._now(fragment) for fragment in self._fragments]
+
+    def _now(self, fragment: Fragment) -> torch.Tensor:
+        return fragment.read(self._flat.new_empty(fragment.elements))
+
+    @torch.no_grad()
     def _make_equal(self) -> None:
+        self._began = [None] * len(self._fragments)
         with self._explained():
             if self._flight is not None:
                 self._land()
@@ -187,21 +226,35 @@ class LocalUpdates:
 
     def _send(self, number: int) -> None:
         self._check_parameters()
+        began = self._began[number]
+        if self._observer is not None and began is not None:
+            self._observer.sent(self._now(self._fragments[number]) - began)
+        begin = time.monotonic_ns()
         work = self._start(self._fragments[number], number)
         self._syncs += 1
-        self._flight = Flight(number, self._steps, work)
+        self._counts.sent_bytes += self._fragments[number].elements * self._flat.element_size()
+        self._flight = Flight(number, self._steps, work, begin)
 
     def _land(self) -> None:
         assert self._flight is not None
-        number, step, _ = self._flight
+        number, step = self._flight[:2]
         self._arrive()
         self._flight = None
+        began, observer = self._began[number], self._observer
+        if observer is not None:
+            observer.restarted() if began is None else observer.landed(self._mean_change(began))
         self._moved[number] = self._take(number, self._steps > step)
+        if observer is not None:
+            self._began[number] = self._now(self._fragments[number])
 
     def _arrive(self) -> None:
         """Waits until the mean is in ``_flat``."""
         if self._flight is not None and self._flight.work is not None:
+            begin = time.monotonic_ns()
             self._flight.work.wait()
+            end = time.monotonic_ns()
+            self._counts.waited_ns += end - begin
+            self._counts.in_flight_ns += end - self._flight.sent_ns
             self._flight = self._flight._replace(work=None)
 
     def _start(self, fragment: Fragment, number: int) -> Any:
@@ -210,6 +263,10 @@ class LocalUpdates:
     def _take(self, number: int, is_late: bool) -> bool:
         """Applies the mean. Returns whether the parameters then differ between ranks."""
         raise NotImplementedError
+
+    def _mean_change(self, began: torch.Tensor) -> torch.Tensor:
+        """Of the mean that has arrived, since the parameters that the ranks began with."""
+        return self._flat[: began.numel()] - began
 
     def _take_parameters(self) -> None:
         """Refreshes copies of the parameters, which are now equal on all ranks."""

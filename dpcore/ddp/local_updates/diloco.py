@@ -172,6 +172,9 @@ class DiLoCo(LocalUpdates):
         fragment.write(self._outer[number], 1.0 - kept)
         return kept > 0
 
+    def _mean_change(self, began: torch.Tensor) -> torch.Tensor:
+        return -self._flat[: began.numel()]  # an outer gradient
+
     def state_dict(self) -> dict[str, Any]:
         """See ``LocalSGD.state_dict``. It includes the outer parameters and ``outer_optimizer``."""
         outer = [parameter for own in self._outer_parameters for parameter in own]

@@ -22,8 +22,9 @@ class Fragment:
         parts = torch.split(flat[: self.elements], self.sizes)
         return [part.view(p.shape) for part, p in zip(parts, self.parameters, strict=True)]
 
-    def read(self, flat: torch.Tensor) -> None:
+    def read(self, flat: torch.Tensor) -> torch.Tensor:
         torch._foreach_copy_(self.parts_of(flat), [p.detach() for p in self.parameters])
+        return flat
 
     def write(self, flat: torch.Tensor, weight: float = 1.0) -> None:
         """Sets the parameters to these values, or moves them that share of the way."""
