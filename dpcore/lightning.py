@@ -179,10 +179,10 @@ class OverlapMonitor(Callback):
 
     def _begin(self, trainer: Any) -> Monitor:
         model = trainer.strategy.model
-        if not isinstance(model, DataParallel):
+        if not isinstance(model, DataParallel | DistributedDataParallel):
             raise Unsupported(
-                'it watches dpcore.DataParallel; train with strategy="dpcore", not '
-                f"{type(trainer.strategy).__name__}"
+                "it watches dpcore.DataParallel and torch's DistributedDataParallel; train with "
+                f'strategy="dpcore" or "ddp", not {type(trainer.strategy).__name__}'
             )
 
         def log(figures: dict[str, Any]) -> None:

@@ -177,10 +177,11 @@ def goes_on_where_it_cannot_measure():
 
     from dpcore.lightning import OverlapMonitor
 
-    def trained(**options):
+    def trained(callback=None, **options):
+        callbacks = [callback or OverlapMonitor()]
         trainer = Trainer(
             accelerator="cpu", devices=1, logger=False, enable_progress_bar=False, max_epochs=1,
-            enable_model_summary=False, enable_checkpointing=False, callbacks=[OverlapMonitor()],
+            enable_model_summary=False, enable_checkpointing=False, callbacks=callbacks,
             **options,
         )  # fmt: skip
         loader = torch.utils.data.DataLoader(batches_of(0, False), batch_size=None)
@@ -189,6 +190,13 @@ def goes_on_where_it_cannot_measure():
 
     with pytest.warns(UserWarning, match='measures nothing: .* train with strategy="dpcore"'):
         assert trained() > 0
+    told = []
+    try:
+        with mock.patch.dict(os.environ):
+            steps = trained(OverlapMonitor(2, told.append), strategy="ddp")
+        assert told[-1]["step"] <= steps and told[-1]["step_ms"] > 0
+    finally:
+        dist.destroy_process_group()
     on_gpu = property(lambda model: "cuda", lambda model, value: None)
     try:
         with (

@@ -2,7 +2,6 @@
 
 import math
 import warnings
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -34,6 +33,8 @@ def trained(comm, name):
     if name == "diloco":
         outer = torch.optim.SGD(module.parameters(), lr=0.7)
         return module, optimizer, dp.DiLoCo(module, optimizer, outer, 2, comm=comm)
+    if name == "torch":
+        return nn.parallel.DistributedDataParallel(module), optimizer, warnings.catch_warnings()
     schedule = Late() if name == "own" else name
     model = dp.DataParallel(module, comm=comm, schedule=schedule)
     if model._across is not None:
@@ -44,7 +45,8 @@ def trained(comm, name):
 def works(tool, comm, name):
     """Whether the tool has measured some steps of this schedule."""
     model, optimizer, block = trained(comm, name)
-    generator = torch.Generator().manual_seed(comm.rank)
+    watched = block if name in ("local_sgd", "diloco") else model
+    generator = torch.Generator().manual_seed(0 if comm is None else comm.rank)
 
     def backward():
         x = torch.randn(4, 6, generator=generator)
@@ -62,15 +64,15 @@ def works(tool, comm, name):
                 train()
             return seen.communication_ms > 0
         if tool == "monitor":
-            with dp.monitor(model, 3, to=None) as monitor:
+            with dp.monitor(watched, 3, to=None) as monitor:
                 train(6)
             return monitor.last["communication_ms"] > 0 and "overlap" in line_of(monitor.last)
         if tool == "noise scale":
             warnings.simplefilter("ignore")  # says why not
-            with dp.gradient_noise_scale(model, every=1) as scale:
+            with dp.gradient_noise_scale(watched, every=1) as scale:
                 train()
             return not math.isnan(scale.value)
-        return dp.measure_overlap(model, backward, steps=7).communication_ms > 0
+        return dp.measure_overlap(watched, backward, steps=7).communication_ms > 0
 
 
 def cells(comm, tools, schedules):
@@ -94,13 +96,14 @@ def expected(reasons, tools, schedules):
     }
 
 
-TOOLS = measuring.TOOLS[:4]
+TOOLS = ("trace and show", "monitor", "noise scale", "measure_overlap")
 NAMES = [name for names in measuring.SCHEDULES.values() for name in names if name != "torch"]
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_cells_of_a_host_and_of_tcp(transport):
-    """`compare` runs under all of them in tests/compare."""
+    """`compare` runs under all of them in tests/compare, OverlapMonitor in tests/test_lightning.py,
+    and tests/simulate and tests/advise read what trace writes."""
     found = dp.spawn(cells, 2, TOOLS, NAMES, transport=transport)
     assert found == [expected(measuring.OF_SCHEDULES, TOOLS, NAMES)] * 2
 
@@ -142,18 +145,27 @@ def test_cells_of_a_group_of_mpi(tmp_path, launcher):
     assert refused == ["compare"]
 
 
-def test_torch_ddp_is_not_taken_for_ours():
-    for tool in ("monitor", "noise scale", "measure_overlap"):
-        assert (tool, "torch DDP") in measuring.OF_SCHEDULES
-        calls = SimpleNamespace(
-            monitor=dp.monitor, noise=dp.gradient_noise_scale,
-            measure_overlap=lambda model: dp.measure_overlap(model, lambda: None),
-        )  # fmt: skip
-        with pytest.raises(TypeError, match=r"dpcore\.DataParallel"):
-            getattr(calls, tool.split()[0])(nn.Linear(1, 1))
+def test_cells_of_torch_ddp():
+    """Over Gloo, whose ranks are processes; dp.trace records torch's group in tests/advise."""
+
+    def body():
+        return cells(None, TOOLS[1:], ["torch"])
+
+    wanted = expected(measuring.OF_SCHEDULES, TOOLS[1:], ["torch"])
+    assert all(wanted.values()) and in_group(body, 2, backend="gloo") == [wanted] * 2
+
+
+def test_what_is_no_model_of_theirs_is_refused():
+    for measures in (
+        dp.monitor,
+        dp.gradient_noise_scale,
+        lambda model: dp.measure_overlap(model, lambda: None),
+    ):
+        with pytest.raises(TypeError, match=r"dpcore\.DataParallel.*DistributedDataParallel"):
+            measures(nn.Linear(1, 1))
 
 
 def test_exceptions_are_at_most_ten_facts():
     reasons = {*measuring.OF_SCHEDULES.values(), *measuring.OF_PLACES.values()}
-    assert len(reasons) <= 10
+    assert len(reasons) <= 10 and len(measuring.OF_PLACES) <= 10
     assert not [reason for reason in reasons if "not supported" in reason]

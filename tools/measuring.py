@@ -22,41 +22,58 @@ PLACES = (
     "GPU, NCCL or mapped memory",
     "GPU, group of torch",
 )
-TOOLS = ("trace and show", "monitor", "noise scale", "measure_overlap", "compare")
+TOOLS = (
+    "trace and show",
+    "monitor",
+    "OverlapMonitor",
+    "noise scale",
+    "measure_overlap",
+    "compare",
+    "simulate",
+    "advise",
+)
 
-_NO_MEAN = "no rank has the mean of all gradients at the end of a step"
-_LOCAL = "a step of a rank sends nothing; dp.trace shows the syncs"
-_TORCHS = (
-    "torch's reducer keeps its times to itself; dpcore show reads the file of torch.profiler, and "
-    "dpcore compare measures it from outside"
+_UNLIKE = (
+    "steps are not alike, since one of many sends, and without it ranks would train other models; "
+    "dp.monitor and dp.trace show what a send costs"
+)
+_NO_STRATEGY = (
+    "Lightning's strategies have no block of local updates; dp.monitor(block) measures one"
+)
+_NO_GRADIENTS = (
+    "the trace of a block has its sends and no gradients; record steps of a DataParallel, and "
+    "dpcore simulate --schedule local:16 predicts those of a block"
 )
 _UNHEARD = "torch's group does not say when its operations ran; torch.profiler and dpcore show do"
 OF_SCHEDULES: dict[tuple[str, str], str] = {
-    ("noise scale", "priority, dear"): _NO_MEAN,
-    ("noise scale", "zero1, zero2"): _NO_MEAN,
-    **{(tool, "LocalSGD, DiLoCo"): _LOCAL for tool in TOOLS[1:4]},
-    **{(tool, "torch DDP"): _TORCHS for tool in TOOLS[1:4]},
+    ("OverlapMonitor", "LocalSGD, DiLoCo"): _NO_STRATEGY,
+    ("measure_overlap", "LocalSGD, DiLoCo"): _UNLIKE,
+    ("simulate", "LocalSGD, DiLoCo"): _NO_GRADIENTS,
+    ("advise", "LocalSGD, DiLoCo"): _NO_GRADIENTS,
 }
 OF_PLACES: dict[tuple[str, str], str] = {
-    ("trace and show", "group of torch"): _UNHEARD,
-    ("trace and show", "GPU, group of torch"): _UNHEARD,
-    (
-        "monitor",
-        "GPU, group of torch",
-    ): f"{_UNHEARD}, so lines have the time of a step and bytes alone",
-    ("measure_overlap", "GPU, group of torch"): _UNHEARD,
-    ("noise scale", "GPU, group of torch"): "it has not run there yet",
     **{
-        ("compare", place): "its ranks train on the CPU, over dpcore's core and over Gloo"
-        for place in PLACES[3:]
+        (tool, place): _UNHEARD
+        for tool in ("trace and show", "simulate", "advise")
+        for place in ("group of torch", "GPU, group of torch")
     },
+    **{
+        (tool, "GPU, group of torch"): f"{_UNHEARD}, so lines have the time of a step and bytes "
+        "alone"
+        for tool in ("monitor", "OverlapMonitor")
+    },
+    ("measure_overlap", "GPU, group of torch"): _UNHEARD,
+    ("compare", "group of MPI"): (
+        "contenders train side by side in ranks that dpcore compare starts, and mpiexec starts "
+        "others; a contender of one's own may use any group that such a rank can make"
+    ),
 }
 
 
 def lines() -> Iterator[str]:
     yield "What measures a training, and under which schedule. `tests/test_measuring.py` runs cells"
-    yield "on one host and over TCP, `tests/compare` those of `dpcore compare`, and `tests/show`"
-    yield "reads torch DDP's profiles:"
+    yield "on one host and over TCP, `tests/compare` those of `dpcore compare`, `tests/simulate`"
+    yield "and `tests/advise` those that read files, `tests/show` reads torch DDP's profiles:"
     numbers: dict[str, int] = {}
     yield from _table(tuple(SCHEDULES), OF_SCHEDULES, numbers)
     yield ""

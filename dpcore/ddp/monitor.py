@@ -21,6 +21,7 @@ the host and its bytes alone.
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections import deque
@@ -30,8 +31,8 @@ from typing import Any, NamedTuple
 import torch
 
 from dpcore.comm.communicators.protocol import capabilities_of
-from dpcore.ddp.data_parallel import DataParallel
 from dpcore.ddp.torch_face import dynamo
+from dpcore.ddp.watched import face_of, module_of, owner_of
 from dpcore.ddp.wrapper.module_state import digest_of
 from dpcore.errors import Error, Mismatch, Unsupported
 from dpcore.recorder.step_figures import RankSteps, Step, figures_of, line_of, numbers_of, summary
@@ -136,7 +137,37 @@ class _DeviceSteps:
         return counted
 
 
-def _steps_of(model: Any) -> _HostSteps | _DeviceSteps:
+class _MeanSteps:
+    """Steps of which only some send: those of an interval as their mean."""
+
+    def __init__(self, model: Any) -> None:
+        self._steps = _HostSteps(model, knows_times=model.device_type == "cpu")
+        self.knows_times = self._steps.knows_times
+        self._together, self._kept = model.steps_together, deque[Step]()
+
+    def ended(self) -> tuple[int, list[Step]]:
+        """See ``_HostSteps``."""
+        steps, ended = self._steps.ended()
+        self._kept.extend(ended)
+        if len(self._kept) < self._together:
+            return steps, []
+        mean = Step(
+            *(math.fsum(values) / len(self._kept) for values in zip(*self._kept, strict=True))
+        )
+        count = len(self._kept)
+        self._kept.clear()
+        return steps, [mean] * count
+
+    def forward_begins(self) -> None:
+        """The host needs no event."""
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+def _steps_of(model: Any) -> _HostSteps | _MeanSteps | _DeviceSteps:
+    if getattr(model, "steps_together", 1) > 1:
+        return _MeanSteps(model)
     if capabilities_of(model.group).core and hasattr(model.group._native, "sums"):
         return _DeviceSteps(model)
     return _HostSteps(model, knows_times=model.device_type == "cpu")
@@ -145,10 +176,9 @@ def _steps_of(model: Any) -> _HostSteps | _DeviceSteps:
 class Monitor:
     """The result of ``monitor``. It works until ``close()``, or until the end of its block."""
 
-    def __init__(
-        self, model: DataParallel, every: int, tell: Callable[[dict[str, Any]], Any]
-    ) -> None:
-        self._model: Any = model
+    def __init__(self, model: Any, every: int, tell: Callable[[dict[str, Any]], Any]) -> None:
+        """``model``: what ``face_of`` gives."""
+        self._model = model
         self._every, self._tell = every, tell
         window = min(max(every, _LEAST_WINDOW), _MOST_WINDOW)
         self._steps: deque[Step] = deque(maxlen=window)
@@ -157,12 +187,12 @@ class Monitor:
         self._taken_at = -1  # number of backwards
         self.last: dict[str, Any] | None = None
         """The figures of the last line, on every rank."""
-        self._source: _HostSteps | _DeviceSteps = _HostSteps(None)
+        self._source: _HostSteps | _MeanSteps | _DeviceSteps = _HostSteps(None)
         self.lines = 0
         """The number of lines, including one in flight: the same on all ranks."""
         self._begin()
-        vars(model)["_monitor"] = self
-        self._hook: Any = model.register_forward_pre_hook(self._before_forward)
+        vars(owner_of(model))["_monitor"] = self
+        self._hook: Any = module_of(model).register_forward_pre_hook(self._before_forward)
 
     def _begin(self) -> None:
         """Starts over with a new reducer: the model was wrapped, or refreshed."""
@@ -175,8 +205,9 @@ class Monitor:
     # ---- while it trains ---------------------------------------------------------------------
 
     @dynamo.left_alone
-    def _before_forward(self, model: Any, inputs: Any) -> None:
-        if self._model is None or not torch.is_grad_enabled():
+    def _before_forward(self, module: Any, inputs: Any) -> None:
+        model = self._model
+        if model is None or not torch.is_grad_enabled():
             return
         if not model.require_backward_grad_sync:
             return  # a step is from one synchronised forward to the next
@@ -238,7 +269,7 @@ class Monitor:
     def _knows_times(self) -> bool:
         """Whether lines have exposed time and overlap. Not for a group on a GPU that keeps its
         times to itself."""
-        return not isinstance(self._source, _HostSteps) or self._source.knows_times
+        return isinstance(self._source, _DeviceSteps) or self._source.knows_times
 
     # ---- for the program ---------------------------------------------------------------------
 
@@ -263,10 +294,10 @@ class Monitor:
 
     def _end(self) -> None:
         self._hook.remove()
+        vars(owner_of(self._model)).pop("_monitor", None)
         self._reducer.watch(False)
         self._source.close()
         self._source = _HostSteps(None)
-        vars(self._model).pop("_monitor", None)
         self._model = self._pending = None
 
     def __enter__(self) -> Monitor:
@@ -294,13 +325,15 @@ def _closed() -> Monitor:
 
 
 def monitor(
-    model: DataParallel,
+    model: Any,
     log_every_n_steps: int = 50,
     to: Any = "stdout",
 ) -> Monitor:
     """Reports the cost of steps at intervals, as a line or as figures for a logger.
 
-    All ranks call it, between the same two steps. ``to`` says what rank 0 does with the figures:
+    ``model`` is a ``dpcore.DataParallel``, a ``DistributedDataParallel`` of torch, or the block of
+    a ``dpcore.LocalSGD`` or ``DiLoCo``. All ranks call it, between the same two steps. ``to`` says
+    what rank 0 does with the figures:
 
     ``"stdout"``       prints a line,
     ``SummaryWriter``  of tensorboard or tensorboardX: adds scalars, ``dpcore/exposed_ms`` ...,
@@ -314,10 +347,11 @@ def monitor(
     ...     train_one_epoch()
     step 16: 41.2 ms, exposed 1.10 of 9.60 ms of communication, overlap 89%, 17.9 MiB; ...
     """
-    if not isinstance(model, DataParallel):
+    face = face_of(model)
+    if face is None:
         raise TypeError(
-            f"monitor(model): a dpcore.DataParallel is needed, not a {type(model).__name__}; wrap "
-            "the model first"
+            f"monitor(model): a dpcore.DataParallel is needed, not a {type(model).__name__}; a "
+            "DistributedDataParallel of torch, a LocalSGD or a DiLoCo do as well"
         )
     every = log_every_n_steps
     if not isinstance(every, int) or isinstance(every, bool) or not 0 < every < 2**31:
@@ -327,12 +361,12 @@ def monitor(
     tell = teller_of(to)
     if vars(model).get("_monitor") is not None:
         raise Error("monitor: this model has a monitor already; close that one first")
-    _check_alike(model, every)
-    made = Monitor(model, every, tell)
-    if not made._knows_times and model.group.rank == 0:
+    _check_alike(face, every)
+    made = Monitor(face, every, tell)
+    if not made._knows_times and face.group.rank == 0:
         warnings.warn(
-            f"monitor: {model.backend} does not say when its operations run on "
-            f"{model.device_type}, so lines have the time of a step and its bytes, and neither "
+            f"monitor: {face.backend} does not say when its operations run on "
+            f"{face.device_type}, so lines have the time of a step and its bytes, and neither "
             "exposed time nor overlap; for these, wrap the model with comm=dpcore.init()",
             stacklevel=2,
         )

@@ -26,7 +26,8 @@ import torch
 from dpcore.base.confidence import least_values, median_interval
 from dpcore.comm.communicators.checks import check_integer
 from dpcore.comm.communicators.protocol import capabilities_of
-from dpcore.ddp.data_parallel import DataParallel
+from dpcore.ddp.local_updates.block import LocalUpdates
+from dpcore.ddp.watched import OfTorch, face_of
 from dpcore.errors import Error, Unsupported
 from dpcore.recorder.entry import trace
 from dpcore.recorder.recording import Trace
@@ -70,8 +71,11 @@ class Overlap:
         return f"overlap {self.overlap:.2f}, between {low:.2f} and {high:.2f} (95%); {times}"
 
 
-def measure_overlap(model: DataParallel, step: Callable[[], Any], steps: int = 20) -> Overlap:
+def measure_overlap(model: Any, step: Callable[[], Any], steps: int = 20) -> Overlap:
     """Runs ``step`` with and without communication in pairs, on all ranks.
+
+    ``model`` is a ``dpcore.DataParallel`` or a ``DistributedDataParallel`` of torch, whose
+    communication lasts from the first bucket that it sends until the last one is there.
 
     ``step`` does forward and backward, and no optimizer step: half of its gradients are not
     averaged. Gradients are dropped before each step. At its end it waits for buckets that the
@@ -81,8 +85,8 @@ def measure_overlap(model: DataParallel, step: Callable[[], Any], steps: int = 2
     overlap 0.62, between 0.55 and 0.68 (95%); slowdown 2.60 ms and exposed 1.10 ms of 9.60 ms of
     communication per step of 41.20 ms
     """
-    group = _checked(model, steps)
-    traces = capabilities_of(group).traces
+    model = _checked(model, steps)
+    group, traces = model.group, capabilities_of(model.group).traces
 
     def run() -> tuple[float, Trace | _Sums]:
         model.zero_grad()
@@ -168,14 +172,22 @@ def finish_device(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _checked(model: DataParallel, steps: int) -> Any:
-    if not hasattr(model, "is_exact"):
+def _checked(model: Any, steps: int) -> Any:
+    if isinstance(model, LocalUpdates):
+        raise Unsupported(
+            f"measure_overlap: steps of a {type(model).__name__} are not alike, since one of "
+            f"{model.sync_every} sends, and without it ranks would train other models. "
+            "dpcore.monitor(block) and dpcore.trace() show what a send costs"
+        )
+    given, model = model, face_of(model)
+    if model is None:
         raise TypeError(
-            f"measure_overlap: expected a dpcore.DataParallel, not a {type(model).__name__}; wrap "
-            "the model first"
+            f"measure_overlap: expected a dpcore.DataParallel or a DistributedDataParallel of "
+            f"torch, not a {type(given).__name__}; wrap the model first"
         )
     group = model.group
-    if not capabilities_of(group).traces and model.device_type != "cpu":
+    is_known = model.device_type == "cpu" or isinstance(model, OfTorch)
+    if not capabilities_of(group).traces and not is_known:
         raise Unsupported(
             f"measure_overlap: {model.backend} does not say when its operations run on "
             f"{model.device_type}; wrap the model with comm=dpcore.init()"
@@ -193,7 +205,7 @@ def _checked(model: DataParallel, steps: int) -> Any:
             f"measure_overlap: steps={steps} are too few to say how far the result can be "
             f"trusted; at least {least} are needed"
         )
-    return group
+    return model
 
 
 def _interval(cost: Sequence[float], communication: Sequence[float]) -> tuple[float, float]:

@@ -4,6 +4,7 @@ import statistics
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import dpcore as dp
 from dpcore.recorder.step_figures import line_of
@@ -12,6 +13,7 @@ from tests.data_parallel.test_monitor import MS, Layers, train
 from tests.data_parallel.test_noise_scale import by_the_paper, gradient, of_all_ranks, ratio_of_sums
 from tests.data_parallel.test_trace import ACROSS, measured
 from tests.ranks.devices import on_devices
+from tests.ranks.groups import in_group
 
 pytestmark = pytest.mark.usefixtures("fake")
 BACKENDS = ("nccl", "cuda")
@@ -112,3 +114,28 @@ def test_the_noise_scale_is_what_the_paper_says(backend):
 @pytest.mark.parametrize("schedule", ("bucketed", "sequential", *ACROSS))
 def test_overlap_under_every_schedule(backend, schedule):
     on_devices(measured, 2, schedule, backend=backend)
+
+
+def test_the_noise_scale_over_a_group_of_torch():
+    """That of the same gradients over a communicator."""
+
+    def body():
+        model = dp.DataParallel(Small(), comm=dp.TorchCommunicator(dist.group.WORLD))
+        with dp.gradient_noise_scale(model, every=1) as g:
+            for step in range(3):
+                x, y = (tensor.chunk(2)[dist.get_rank()] for tensor in batch(step))
+                model.zero_grad()
+                torch.nn.functional.mse_loss(model(x), y).backward()
+        return g.value
+
+    def over_a_communicator(comm):
+        model = dp.DataParallel(Small(), comm=comm)
+        with dp.gradient_noise_scale(model, every=1) as g:
+            for step in range(3):
+                x, y = (part(tensor, comm) for tensor in batch(step))
+                model.zero_grad()
+                torch.nn.functional.mse_loss(model(x), y).backward()
+        return g.value
+
+    first, second = in_group(body, 2, device="nccl")
+    assert first == second == pytest.approx(on_devices(over_a_communicator, 2)[0], rel=1e-9)

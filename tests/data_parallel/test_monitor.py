@@ -14,6 +14,7 @@ import dpcore as dp
 from dpcore.recorder.step_figures import RankSteps, Step, figures_of, line_of, slow_rank, summary
 from tests.data_parallel.models import seeded
 from tests.faults.tries import in_time, timed
+from tests.ranks.groups import in_group
 
 MS = 1e-3
 
@@ -398,3 +399,45 @@ def test_figures_of_ranks_without_steps():
     figures = figures_of(3, [RankSteps(), RankSteps()])
     assert (figures["steps"], figures["slow_rank"], figures["overlap"]) == (0, None, None)
     assert line_of(figures).startswith("step 3: 0.000 ms")
+
+
+def test_torchs_ddp_is_watched_until_the_end_of_the_block():
+    """Its reducer notes every step meanwhile, and one of a hundred before and after."""
+
+    def body():
+        model = nn.parallel.DistributedDataParallel(Layers(1 * MS))
+        rates = []
+        change = model._set_ddp_runtime_logging_sample_rate
+        model._set_ddp_runtime_logging_sample_rate = lambda rate: (rates.append(rate), change(rate))
+        lines = []
+        with dp.monitor(model, 8, lines.append) as monitor:
+            with pytest.raises(dp.Error, match="has a monitor already"):
+                dp.monitor(model)
+            train(model, 18)
+        train(model, 2)
+        assert rates == [1, 100] and [line["step"] for line in lines] == [8, 16][: len(lines)]
+        return monitor.last
+
+    last, other = in_group(body, 2, backend="gloo")
+    assert last["ranks"] == other["ranks"] and len(last["ranks"]) == 2
+    assert 6 < last["compute_ms"] <= last["step_ms"]
+    assert 0 <= last["exposed_ms"] <= last["communication_ms"] > 0
+    assert last["bytes"] == 4 * 3 * (30 * 30 + 30)
+
+
+def test_a_step_of_local_updates_is_the_mean_of_its_interval():
+    def body(comm):
+        module = Layers(1 * MS)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        with (
+            dp.LocalSGD(module, optimizer, 4, comm=comm) as block,
+            dp.monitor(block, 8, to=None) as monitor,
+        ):
+            for _ in range(20):
+                train(module, 1)
+                optimizer.step()
+        return monitor.last
+
+    last, _ = dp.spawn(body, 2, mode="threads")
+    assert last["bytes"] == 3 * (30 * 30 + 30)  # a quarter of 4 bytes each
+    assert last["communication_ms"] > 0 and 6 < last["compute_ms"] <= last["step_ms"]
