@@ -35,10 +35,11 @@ def run(options: argparse.Namespace) -> int:
     _refuse_what_would_do_nothing(options, only_data)
     runs = read_runs(options.trace)
     figures = [figures_of(trace) for trace in runs]
+    advice = importlib.import_module(options.advice)  # which reads runs by modules of this room
     page = options.html or (None if only_data else beside(runs[0], ".html"))
     written = [path for path in (page, options.png) if path is not None]
     if page is not None:
-        write_page(page, runs)
+        write_page(page, runs, advice.lines_of)
     if options.png is not None:
         write_picture(options.png, runs, options.steps)
     if options.export is not None:
@@ -53,7 +54,6 @@ def run(options: argparse.Namespace) -> int:
     elif only_data:
         print(*(f"wrote {path}" for path in written), sep="\n")
     else:
-        advice = importlib.import_module(options.advice)  # which reads runs by modules of this room
         _print_tables(runs, figures, written, advice.lines_of)
     if options.open and page is not None:
         _open(page)

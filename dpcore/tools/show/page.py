@@ -8,7 +8,7 @@ trace is put into it as text, never as markup.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -26,15 +26,17 @@ from dpcore.tools.show.schedules import steps_of as moves_by_step
 from dpcore.tools.show.spans import legend_of
 from dpcore.tools.show.tables import tables_of
 
+Advised = Callable[[Run], Sequence[str]]  # lines for a run, as ``dpcore advise`` prints them
+
 _ROW = 48  # pixels of a chunk in the drawing of a schedule
 _AROUND = 190
 
 PARTS = resources.files("dpcore.tools.show") / "page_parts"
 
 
-def write_page(path: Path, runs: Sequence[Run]) -> None:
-    """Writes the page of one run, or of several under each other."""
-    write_whole(path, page_text(runs))
+def write_page(path: Path, runs: Sequence[Run], advised: Advised | None = None) -> None:
+    """Writes the page of one run, or of several under each other. ``advised``: what to change."""
+    write_whole(path, page_text(runs, advised))
 
 
 def write_moves_page(path: Path, plan: Schedule, own: str = "") -> None:
@@ -73,13 +75,13 @@ def page_of_schedule(schedule: Any) -> str | None:
     return frame(page, _AROUND + _ROW * plan.chunks)
 
 
-def page_text(runs: Sequence[Run]) -> str:
+def page_text(runs: Sequence[Run], advised: Advised | None = None) -> str:
     """The page as text."""
     entries, blobs = [], []
     drawn = DrawnSchedules(runs)
     for number, run in enumerate(runs):
         entry, packed = _entry(run, drawn)
-        entries.append(entry)
+        entries.append(entry | {"advice": advised(run) if advised else []})
         blobs.append(f'<script type="text/plain" id="columns-{number}">{packed}</script>')
     names = ", ".join(run.name for run in runs)
     data = {"runs": entries, "schedules": drawn.content, "world": drawn.first_world}

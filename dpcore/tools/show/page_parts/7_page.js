@@ -10,6 +10,7 @@ class Page {
     this.detail = document.getElementById("detail");
     this.hint = this.detail.firstElementChild;
     document.getElementById("headlines").append(...data.runs.map(headline));
+    document.getElementById("advice").append(...advice(data.runs));
     document.getElementById("tables").append(...tables(data.runs));
     document.getElementById("legend").append(...legend(data.legend));
     document.getElementById("runs").append(...this.timelines.map((timeline) => timeline.root));
@@ -188,6 +189,20 @@ function legend(texts) {
     const sample = element("i");
     sample.style.background = `var(--${colour})`;
     return element("span", {}, sample, text);
+  });
+}
+
+// The lines of `dpcore advise`: a cause, and below it what was seen, the gain and the change.
+function advice(runs) {
+  return runs.filter((run) => run.advice.length).map((run) => {
+    const parts = [];
+    for (const line of run.advice) {
+      const [, word, rest] = line.match(/^ +(\S+) +(.*)$/) || [];
+      if (!word) parts.push(element("p", { textContent: line }), element("dl"));
+      else parts.at(-1).append(element("dt", { textContent: word }), element("dd", { textContent: rest }));
+    }
+    const name = runs.length > 1 ? `${run.name}: what to change` : "What to change";
+    return element("div", {}, element("h2", { textContent: name }), ...parts);
   });
 }
 
