@@ -63,8 +63,8 @@ class Case:
 
 
 CASES = [
-    Case("one giant bucket", "resnet18", 2, 250, {"cap": 1000.0}, {"cap": 11.0}, "1gbit"),
-    Case("data loading", "gpt2", 2, 60, {}, {"workers": 1}),
+    Case("one giant bucket", "resnet18", 4, 250, {"cap": 1000.0}, {"cap": 11.0}, "1gbit"),
+    Case("data loading", "gpt2", 4, 60, {}, {"workers": 1}),
     Case("unequal batches", "gpt2", 4, 120, {"samples": [4, 4, 4, 20]}, {}),
 ]
 

@@ -21,7 +21,27 @@ def machine() -> dict[str, Any]:
         "processor": model,
         "processors": len(os.sched_getaffinity(0)),
         "system": f"{platform.system()} {platform.release()}",
+        **clock(),
     }
+
+
+def clock(folder: Path = Path("/sys/devices/system/cpu")) -> dict[str, Any]:
+    """What decides how fast the processors' clock runs, and how fast it does, as a share of the
+    most: nothing where the system does not say, as in most virtual machines."""
+    found: dict[str, Any] = {}
+    shares = []
+    for place in sorted(folder.glob("cpu[0-9]*/cpufreq")):
+        try:
+            found["governor"] = (place / "scaling_governor").read_text().strip()
+            now, most = (
+                int((place / name).read_text()) for name in ("scaling_cur_freq", "cpuinfo_max_freq")
+            )
+        except (OSError, ValueError):
+            continue
+        shares.append(now / most)
+    if shares:
+        found["pace"] = round(min(1.0, sum(shares) / len(shares)), 2)
+    return found
 
 
 def commit_of(folder: Path) -> str:

@@ -1,7 +1,10 @@
 """Planted causes: the first line names each of them, and nothing else is said to be wrong."""
 
+from dataclasses import replace
+
 import pytest
 
+from dpcore.base.machine import clock
 from dpcore.tools.advise.advice import advice_on
 from dpcore.tools.show.reading import read_run
 
@@ -99,6 +102,38 @@ def test_torchs_default_for_a_small_model_is_not_wrong(tmp_path):
     assert found == [] and "Could be tried: Smaller buckets than torch's default" in "".join(lines)
 
 
+@pytest.mark.parametrize(("governor", "pace"), [("powersave", 0.5), ("performance", 0.5), ("", 1)])
+def test_a_clock_that_is_slowed_down_is_named(tmp_path, governor, pace):
+    """By dp.trace, which reads what the system says; torch's profiler does not."""
+    run = read_run(Planted(1).write(tmp_path))
+    machine = {**run.machine, "governor": governor, "pace": pace}
+    advice = advice_on(replace(run, machine=machine), [tmp_path])
+    found = [finding.cause for finding in advice.wrong]
+    assert found == (["CPU governor"] if governor == "powersave" else []), advice.lines()
+
+
+def test_the_clock_is_what_the_system_says(tmp_path):
+    assert clock(tmp_path) == {}
+    for cpu, now in ((0, 1_000_000), (1, 3_000_000)):
+        place = tmp_path / f"cpu{cpu}" / "cpufreq"
+        place.mkdir(parents=True)
+        (place / "scaling_governor").write_text("powersave\n")
+        assert clock(tmp_path)["governor"] == "powersave"
+        (place / "scaling_cur_freq").write_text(f"{now}\n")
+        (place / "cpuinfo_max_freq").write_text("4000000\n")
+    assert clock(tmp_path) == {"governor": "powersave", "pace": 0.5}
+
+
+def test_a_whole_optimizer_can_be_divided(tmp_path):
+    """Nothing is wrong with it."""
+    folder = Planted(1, sizes=[100 * MIB] * 10, rate=100 * MIB, copies=0.0).write(tmp_path)
+    found, lines = causes(folder)
+    assert found == [], lines
+    (line,) = (line for line in lines if "step a part of the parameters" in line)
+    assert line.startswith("Could be tried: ")
+    assert "ZeroRedundancyOptimizer" in "".join(lines) and "50% of which" in "".join(lines)
+
+
 def test_a_gpu_that_waits_for_the_host(tmp_path):
     found, lines = causes(gpu_run(tmp_path, item_ms=5))
     assert found == ["GPU-CPU synchronisation"], lines
@@ -120,6 +155,8 @@ REAL = {
     "unused": ["unused parameters searched"],
     "threads": ["oversubscribed threads"],
     "batches": ["unequal batches"],
+    "compiled": ["gradients at the end"],
+    "late": ["first bucket late"],
 }
 
 

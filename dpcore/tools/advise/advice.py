@@ -19,12 +19,15 @@ from dpcore.tools.simulate.gradients import gradients_of
 
 Cause = Callable[[Evidence], Finding | None]
 
+_UNEXPLAINED = 0.2  # of a step
+
 CAUSES: tuple[Cause, ...] = (
     of_ranks.straggler,
     of_ranks.batches,
     of_ranks.loader,
     of_ranks.between,
     of_ranks.threads,
+    of_ranks.governor,
     of_links.slow_messages,
     of_links.syncs,
     of_buckets.tiny,
@@ -33,6 +36,7 @@ CAUSES: tuple[Cause, ...] = (
     of_buckets.at_end,
     of_buckets.unused,
     of_buckets.copies,
+    of_buckets.whole_optimizer,
     of_links.half_the_bytes,
 )
 
@@ -67,6 +71,12 @@ class Advice:
             lines += [f"{number}. {finding.cause}: {finding.says}", *_told(finding, e.step_ms)]
         if not self.wrong:
             lines.append("Nothing to gain here." if e.count else "Nothing can be said.")
+            exposed = e.median(lambda step: step.exposed_ms)
+            if exposed > _UNEXPLAINED * e.step_ms and not self.findings:
+                lines.append(
+                    f"None of the known causes explains that {short(exposed)} ms of a step are "
+                    "exposed; dpcore compare measures what other settings make of it."
+                )
         for finding in self.findings:
             if finding.trades:
                 lines += [f"Could be tried: {finding.says}", *_told(finding, e.step_ms)]

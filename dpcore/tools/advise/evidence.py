@@ -53,6 +53,7 @@ class Step:
     loading_ms: float = 0.0
     between_ms: float = 0.0
     copies_ms: float = 0.0
+    optimizer_ms: float = 0.0
     search_ms: float | None = None
     idle: tuple[tuple[float, str], ...] = ()
     buckets: tuple[Bucket, ...] = ()
@@ -83,6 +84,8 @@ class Evidence:
     threads: int = 0
     processors: int = 0
     local_ranks: int = 0
+    governor: str = ""  # of the processors' clock
+    pace: float = 1.0  # of the processors' clock, at most 1
     products: tuple[Multiplied, ...] = ()
     compiled: bool = False
     workers: bool = False
@@ -148,6 +151,8 @@ def evidence_of(run: Run) -> Evidence:
         threads=int(run.machine.get("threads", 0)),
         processors=int(run.machine.get("processors", 0)),
         local_ranks=int(run.machine.get("local_ranks", 0)),
+        governor=str(run.machine.get("governor", "")),
+        pace=float(run.machine.get("pace", 1.0)),
         products=tuple(facts[0].products) if facts else (),
         compiled=any(fact.compiled for fact in facts),
         workers=any(fact.workers for fact in facts),
@@ -219,6 +224,7 @@ def _steps(run: Run, rank: RankEvents) -> list[Step]:
                 flight_ms=flight.between(begin, end) * 1e-6,
                 loading_ms=loading.between(begin, end) * 1e-6,
                 between_ms=between_ms,
+                optimizer_ms=ms["optimizer"],
                 copies_ms=_ms(facts.copies, begin, end) if facts else 0.0,
                 search_ms=_search(facts, rank, begin, end),
                 idle=_idle(facts, begin, end),

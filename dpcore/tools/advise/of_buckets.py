@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 from dpcore.tools.advise.evidence import Bucket, Evidence, Step
@@ -19,7 +19,9 @@ _MANY = 6
 _SMALL = 2 * MIB
 _LATE = 0.25  # of backward
 _AT_ONCE, _AT_ONCE_COMPILED = 0.8, 0.5  # of the time to the last gradient, before the first comes
+_FEW = 0.1  # of all bytes
 _COPIES = 0.05
+_STEPPED, _LARGE_STATE = 0.1, 512 * MIB
 _AFTER_BACKWARD = ("sequential", "flat")
 
 
@@ -164,7 +166,7 @@ def at_end(e: Evidence) -> Finding | None:
         for step in steps:
             if len(step.arrivals) < 2 or step.backward_ms <= 0:
                 return None
-            firsts.append(step.arrivals[0][0])
+            firsts.append(_begin_of(step.arrivals))
             lasts.append(step.arrivals[-1][0])
     first, last = statistics.median(firsts), statistics.median(lasts)
     backward = e.median(lambda step: step.backward_ms)
@@ -175,15 +177,15 @@ def at_end(e: Evidence) -> Finding | None:
     return Finding(
         cause="gradients at the end",
         says=(
-            "A compiled graph delivers all gradients at the end of backward, so nothing is sent "
+            "A compiled graph delivers its gradients at the end of backward, so little is sent "
             "before."
             if e.compiled
             else "All gradients come at the end of backward, so nothing is sent before."
         ),
         evidence=(
-            f"the first of {len(e.ranks[0][0].arrivals)} gradients comes {shown(first)} ms after "
-            f"backward begins, which takes {shown(backward)} ms; {shown(waits_ms(e))} ms of a step "
-            "are exposed"
+            f"a tenth of the gradients is there {shown(first)} ms after backward begins, which "
+            f"takes {shown(backward)} ms, and the last one after {shown(last)}; "
+            f"{shown(waits_ms(e))} ms of a step are exposed"
         ),
         high_ms=high,
         why="all that is exposed, as far as backward is long enough to hide it",
@@ -195,6 +197,13 @@ def at_end(e: Evidence) -> Finding | None:
             "model, gradients that are copied by hand, or static_graph=True in its first step"
         ),
     )
+
+
+def _begin_of(arrivals: Sequence[tuple[float, int]]) -> float:
+    """When the first gradients have come. One that comes alone makes no difference, and a small one
+    may be of no parameter."""
+    sizes = list(accumulate(nbytes for _, nbytes in arrivals))
+    return next(at for (at, _), n in zip(arrivals, sizes, strict=True) if n >= _FEW * sizes[-1])
 
 
 def unused(e: Evidence) -> Finding | None:
@@ -241,6 +250,36 @@ def copies(e: Evidence) -> Finding | None:
         why="these copies",
         change="DistributedDataParallel(model, gradient_as_bucket_view=True), which also saves the "
         "memory of one copy of the gradients",
+    )
+
+
+def whole_optimizer(e: Evidence) -> Finding | None:
+    """Every rank steps all parameters, and keeps the state for all."""
+    ms = e.median(lambda step: step.optimizer_ms)
+    nbytes = sum(b.bytes for b in _usual(e))
+    if not e.count or e.world < 2 or e.schedule.startswith("zero") or nbytes == 0:
+        return None
+    if ms < _STEPPED * e.step_ms and nbytes < _LARGE_STATE:
+        return None
+    share = 1 - 1 / e.world
+    made = "torch.optim.AdamW, lr=...)"
+    return Finding(
+        cause="optimizer",
+        says="Each rank could step a part of the parameters, and keep the state for that part.",
+        trades=True,
+        evidence=(
+            f"the optimizer's step takes {shown(ms)} ms of {shown(e.step_ms)}; gradients have "
+            f"{_size(nbytes)}, and the state of Adam or AdamW twice as much on every rank, "
+            f"{share:.0%} of which would be saved"
+        ),
+        high_ms=share * ms,
+        why="of the optimizer's step; the parts of the parameters have to travel",
+        change=(
+            f"torch.distributed.optim.ZeroRedundancyOptimizer(model.parameters(), {made}"
+            if e.of_torch
+            else 'dp.DataParallel(model, schedule="zero1"); the optimizer becomes '
+            "dp.DistributedOptimizer(optimizer, model)"
+        ),
     )
 
 
@@ -300,4 +339,4 @@ def _change_of_first(e: Evidence, blocks: bool) -> str:
 
 
 def _size(nbytes: float) -> str:
-    return f"{nbytes / MIB:.3g} MiB" if nbytes >= MIB / 10 else f"{nbytes / 1024:.3g} KiB"
+    return f"{shown(nbytes / MIB)} MiB" if nbytes >= MIB / 10 else f"{nbytes / 1024:.3g} KiB"

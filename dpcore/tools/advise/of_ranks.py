@@ -18,6 +18,7 @@ _ALIKE = 0.9  # correlation of forward and backward, if the work differs and not
 _SLOW_GFLOPS, _QUICK_GFLOPS = 1.0, 5.0
 _IN_PRODUCTS = 0.15
 _DISTURBED = 0.2
+_CLOCKED_DOWN = 0.1
 _CROWDED, _TOO_MANY = 2, 4  # threads for each processor
 
 
@@ -229,6 +230,24 @@ def threads(e: Evidence) -> Finding | None:
         why=why,
         change=f"OMP_NUM_THREADS={count} in front of the command, or torch.set_num_threads({count})"
         " in the script; top shows other programs",
+    )
+
+
+def governor(e: Evidence) -> Finding | None:
+    """The clock of the processors ran slower than it could while they computed."""
+    if e.on_gpu or not e.count or e.governor in ("", "performance") or e.pace > 1 - _CLOCKED_DOWN:
+        return None
+    computing = e.median(lambda step: step.computing_ms)
+    return Finding(
+        cause="CPU governor",
+        says="The processors' clock runs slower than it could.",
+        evidence=(
+            f"governor {e.governor!r}, at {e.pace:.0%} of the highest clock when the trace was "
+            f"written; a step computes for {shown(computing)} ms"
+        ),
+        high_ms=(1 - e.pace) * computing,
+        why="if it ran at the highest clock, which heat may forbid",
+        change="cpupower frequency-set -g performance, as root on each host",
     )
 
 
