@@ -14,6 +14,8 @@ _SETTLING = 60  # at most, in which DataParallel without arguments finds out abo
 
 def record(name: str, stack: str, world: int, folder: Path, link: str = "") -> list[Path]:
     """The files that the ranks have written."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # or the profiler prints a line when it begins
+
     import dpcore as dp
 
     options = {"link": link} if link else {}
