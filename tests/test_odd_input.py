@@ -180,7 +180,7 @@ ODD_ARGUMENTS = [
     (["bench", "--collective"], NO_NAMES),
     (["bench", "--dtype"], NO_NAMES),
     (["inspect"], [*NO_COUNT, "-1"]),
-    (["compare", "--world"], [*NO_COUNT, "1", "2,1"]),
+    (["compare", "--world"], [*NO_COUNT, "2,0"]),
     (["compare", "--rounds"], NO_COUNT),
     (["compare", "--seconds"], NO_SECONDS),
     (["compare", "--threads"], NO_COUNT),
