@@ -25,13 +25,14 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from dpcore._version import __version__
 from dpcore.base.files import write_whole
 from dpcore.base.machine import commit_of, machine
+from dpcore.recorder.profiled import ProfileFacts, facts_from
 
 # Thread numbers of Linux are below 2**22: tracks that are not threads are numbered from there on.
 _FIRST_TRACK = (1 << 22) + 1
@@ -99,6 +100,7 @@ class RankRecord:
     events: list[Event]
     schedules: dict[str, dict[str, Any]] = field(default_factory=dict)
     unix_minus_monotonic: int = field(default_factory=unix_minus_monotonic)  # of its host
+    profiled: ProfileFacts | None = None  # what torch's profiler showed beside the events
 
 
 def describe(schedule: Any) -> dict[str, Any]:
@@ -152,9 +154,17 @@ def _of_rank(record: RankRecord, world_size: int, facts: Mapping[str, Any]) -> d
             "dropped": {str(record.rank): record.dropped},
             "monotonicBaseNanoseconds": base_ns,
             "schedules": record.schedules,
+            **_profiled(record, -base_ns),
             **facts,
         },
     }
+
+
+def _profiled(record: RankRecord, by_ns: int) -> dict[str, Any]:
+    """In nanoseconds after ts 0."""
+    if record.profiled is None:
+        return {}
+    return {"profiled": {str(record.rank): asdict(record.profiled.moved(by_ns))}}
 
 
 def joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -169,6 +179,9 @@ def joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
             for entry in part["traceEvents"]:
                 if entry["ph"] != "M":
                     entry["ts"] = round(entry["ts"] + late_ns / 1000, 3)
+            other = part["otherData"]
+            for rank, content in other.get("profiled", {}).items():
+                other["profiled"][rank] = asdict(facts_from(content).moved(late_ns))
     early = parts[begins.index(min(begins))]
     others = [part["otherData"] for part in parts]
     # Of what all say, the first; models are described by rank 0.
@@ -176,8 +189,8 @@ def joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     for other in others:
         if "0" in other["dropped"]:
             facts.update({name: other[name] for name in ("models", "machine") if name in other})
-    for name in ("dropped", "schedules"):
-        facts[name] = {key: value for other in others for key, value in other[name].items()}
+    for name in ("dropped", "schedules", *["profiled"] * ("profiled" in facts)):
+        facts[name] = {key: v for other in others for key, v in other.get(name, {}).items()}
     facts["monotonicBaseNanoseconds"] = early["otherData"]["monotonicBaseNanoseconds"]
     if errors := [other["error"] for other in others if other.get("error")]:
         facts["error"] = min(errors, key=_is_of_another)

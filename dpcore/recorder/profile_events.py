@@ -15,7 +15,7 @@ from typing import Any
 
 from dpcore.recorder.file import DEVICE_TRACK, Event
 from dpcore.recorder.profile_cpu import Operation, bytes_of, exposed_on_cpu, operations_on_cpu
-from dpcore.recorder.profile_facts import ProfileFacts, facts_of
+from dpcore.recorder.profile_facts import facts_of
 from dpcore.recorder.profile_file import Profile
 from dpcore.recorder.profile_gpu import Launches, exposed_on_gpu, kernels_of, operations_on_gpu
 from dpcore.recorder.profile_passes import (
@@ -27,6 +27,7 @@ from dpcore.recorder.profile_passes import (
     passes_of,
     steps_of,
 )
+from dpcore.recorder.profiled import ProfileFacts
 
 _QUEUED_NS = 10_000  # less between a call and its work is not a wait
 Layout = tuple[tuple[int, int], ...]  # of each bucket: gradients, bytes

@@ -10,11 +10,11 @@ from __future__ import annotations
 import bisect
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dpcore.recorder.intervals import Intervals, union_of_spans
 from dpcore.recorder.profile_file import Profile, Span
+from dpcore.recorder.profiled import Multiplied, ProfileFacts
 
 _LOADS = "enumerate(DataLoader)#"
 _SEARCH = "torch.distributed.ddp.reducer::search_unused_parameters"
@@ -33,52 +33,6 @@ _TOUCH_NS = 20_000  # an idle time of the GPU begins or ends this near to the wa
 _QUIET_NS = 1_000_000  # less is between any two operators
 _LEAST_FLOPS = 1e6
 _LOOKED_AT = 8  # operators of a forward: the first may only read weights
-
-
-@dataclass(frozen=True)
-class Multiplied:
-    """All products of these shapes: their number, and milliseconds of a quick one, of the median
-    and of all. ``flops``: of one."""
-
-    what: str
-    flops: float
-    count: int
-    quick_ms: float
-    median_ms: float
-    total_ms: float
-
-
-@dataclass(frozen=True)
-class ProfileFacts:
-    """Spans are begin and end in nanoseconds. ``loading``: batches are made, and no GPU computes.
-    ``idle``: the GPU is idle since the host waited for it, and what the host called. ``batches``:
-    begin of each forward, and the shapes of its first operator."""
-
-    loading: list[tuple[int, int]] = field(default_factory=list)
-    quiet: list[tuple[int, int]] = field(default_factory=list)
-    workers: bool = False  # the loader has processes
-    idle: list[tuple[int, int, str]] = field(default_factory=list)
-    searches: list[tuple[int, int]] = field(default_factory=list)
-    copies: list[tuple[int, int]] = field(default_factory=list)
-    batches: list[tuple[int, tuple[tuple[int, ...], ...]]] = field(default_factory=list)
-    compiled: bool = False
-    products: list[Multiplied] = field(default_factory=list)
-
-    def moved(self, by_ns: int) -> ProfileFacts:
-        """The same at later times."""
-
-        def later(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-            return [(begin + by_ns, end + by_ns) for begin, end in spans]
-
-        return replace(
-            self,
-            loading=later(self.loading),
-            quiet=later(self.quiet),
-            idle=[(begin + by_ns, end + by_ns, what) for begin, end, what in self.idle],
-            searches=later(self.searches),
-            copies=later(self.copies),
-            batches=[(begin + by_ns, shapes) for begin, shapes in self.batches],
-        )
 
 
 def facts_of(profile: Profile, forwards: Sequence[Span], kernels: Sequence[Span]) -> ProfileFacts:

@@ -30,6 +30,7 @@ from dpcore.recorder.file import RankRecord, unix_minus_monotonic
 from dpcore.recorder.profile_clocks import align, wait_for_the_last
 from dpcore.recorder.profile_events import RankProfile, described, rank_profile
 from dpcore.recorder.profile_file import profile_of
+from dpcore.recorder.profiled import ProfileFacts
 from dpcore.recorder.recording import Trace, thread_names
 
 _PATIENCE_SECONDS = 1.0  # for tensors that Gloo holds
@@ -119,6 +120,7 @@ class ProfilerTrace(Trace):
             threads=thread_names({e.thread for e in kept}, self._comm),
             dropped=len(merged) - len(kept) + self._own_count - len(self._own),
             events=kept,
+            profiled=profile.facts.moved(to_monotonic),
         )
 
     def _has_failed(self) -> bool:
@@ -147,9 +149,14 @@ class ProfilerTrace(Trace):
 def _on_one_clock(parts: Sequence[tuple[str, RankRecord]], like: RankProfile) -> list[RankRecord]:
     records = [record for _, record in parts]
     profiles = [
-        replace(like, rank=record.rank, host=host, steps=[], events=record.events).moved(
-            record.unix_minus_monotonic
-        )
+        replace(
+            like,
+            rank=record.rank,
+            host=host,
+            steps=[],
+            events=record.events,
+            facts=record.profiled or ProfileFacts(),
+        ).moved(record.unix_minus_monotonic)
         for host, record in parts
     ]
     base = unix_minus_monotonic()
@@ -157,6 +164,7 @@ def _on_one_clock(parts: Sequence[tuple[str, RankRecord]], like: RankProfile) ->
     shifted = [one.moved(shift - base) for one, shift in zip(profiles, shifts, strict=True)]
     for record, profile in zip(records, wait_for_the_last(shifted), strict=True):
         record.events, record.unix_minus_monotonic = profile.events, base
+        record.profiled = profile.facts
     return records
 
 

@@ -21,6 +21,7 @@ from dpcore.base.checked_json import (
     or_null,
     whole,
 )
+from dpcore.recorder.profiled import facts_from
 
 _MOST_US = (1 << 61) / 1000  # the year 2043 of Unix time: three of them fit 64 bits of nanoseconds
 MICROSECONDS = number(0, _MOST_US, "microseconds, 0 or more")
@@ -72,6 +73,17 @@ EVENT = Fields(
     },
 )  # fmt: skip
 
+
+def _is_profiled(value: Any) -> bool:
+    try:
+        facts_from(value)
+    except (ValueError, TypeError, KeyError, OverflowError):
+        return False
+    return True
+
+
+_PROFILED = Kind("what torch's profiler showed of a rank", _is_profiled)
+
 TRACE = Fields(
     {
         "traceEvents": Kind("a list", lambda value: type(value) is list),
@@ -80,7 +92,7 @@ TRACE = Fields(
             {"version": TEXT, "machine": MapOf(PLAIN), "transport": TEXT, "link": or_null(TEXT),
              "error": TEXT, "commit": TEXT, "dropped": MapOf(whole()),
              "paths": MapOf(MapOf(whole())), "schedules": MapOf(_SCHEDULE),
-             "models": ListOf(_MODEL)},
+             "models": ListOf(_MODEL), "profiled": MapOf(_PROFILED)},
         ),
     },
     {"distributedInfo": Fields({}, {"world_size": whole(1, 1 << 20), "backend": TEXT})},

@@ -217,3 +217,32 @@ def test_a_trace_ends_although_somebody_holds_its_tensors(monkeypatch):
     holder = torch.ones(3, requires_grad=True) * mine
     torch_trace._wait_until_free([mine])
     assert holder.requires_grad and mine._use_count() > 1
+
+
+def test_the_file_has_what_the_profiler_saw_beside_the_events(tmp_path):
+    """On the clock of the events: a search for unused parameters lies within each step."""
+    path = tmp_path / "run.json"
+
+    def body():
+        torch.manual_seed(0)
+        model = DistributedDataParallel(Model(True), find_unused_parameters=True)
+        model(torch.ones(2, 600)).sum().backward()
+        with dp.trace(path):
+            for _ in range(STEPS):
+                model.zero_grad()
+                model(torch.ones(2, 600)).sum().backward()
+
+    in_group(body, 2, backend="gloo")
+    run = read_run(path)
+    for rank in run.ranks:
+        assert rank.facts is not None
+        searches = [begin for begin, _ in rank.facts.searches]
+        backward = [event for event in rank.compute if event.name == "backward"]
+        assert len(searches) == STEPS == len(rank.facts.batches)
+        assert all(abs(s - b.begin_ns) < 1e9 for s, b in zip(searches, backward, strict=True))
+        assert rank.facts.batches[0][1][0] == (2, 600) and rank.facts.products
+    content = json.loads(path.read_text())
+    content["otherData"]["profiled"]["0"]["searches"] = [[2, 1]]
+    path.write_text(json.dumps(content))
+    with pytest.raises(dp.Error, match="what torch's profiler showed"):
+        read_run(path)

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from dpcore.recorder.file import DEVICE_TRACK, Event
 from dpcore.recorder.intervals import Intervals, union_of, union_of_spans
-from dpcore.recorder.profile_facts import Multiplied, ProfileFacts
+from dpcore.recorder.profiled import Multiplied, ProfileFacts
 from dpcore.tools.show.buckets import BucketSpan, bucket_spans
 from dpcore.tools.show.figures import steps_of
 from dpcore.tools.show.run import RankEvents, Run

@@ -20,6 +20,7 @@ from dpcore.base.checked_json import Unreadable, Wrong, checking, read_json, sho
 from dpcore.recorder.file import Event
 from dpcore.recorder.profile_events import rank_profile
 from dpcore.recorder.profile_file import is_profile, profile_of
+from dpcore.recorder.profiled import facts_from
 from dpcore.recorder.trace_schema import EVENT, TRACE
 from dpcore.tools.show import profiles
 from dpcore.tools.show.run import RankEvents, Run, rank_events
@@ -160,6 +161,8 @@ def run_of(path: Path, content: Any) -> Run:
         raise Unreadable(f"{path} has no events: nothing happened in the block of this trace")
     for rank in ranks:
         rank.dropped = other.get("dropped", {}).get(str(rank.rank), 0)
+        if (profiled := other.get("profiled", {}).get(str(rank.rank))) is not None:
+            rank.facts = facts_from(profiled)
     return Run(
         path=path,
         world_size=info.get("world_size", len(ranks)),

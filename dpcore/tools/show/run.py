@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dpcore.recorder.file import Event
-from dpcore.recorder.profile_facts import ProfileFacts
+from dpcore.recorder.profiled import ProfileFacts
 
 
 @dataclass
