@@ -8,6 +8,7 @@ import warnings
 
 import torch
 import torch._functorch.config
+import torch._inductor.config
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.utils.checkpoint import checkpoint
@@ -43,6 +44,20 @@ class Bent(Layers):
         for layer in self.layers:
             x = torch.sin(layer(x))
         return x
+
+
+class Regional(Layers):
+    """dynamo compiles the region once, and the graph calls it three times."""
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = region(layer, x)
+        return x
+
+
+@torch.compiler.nested_compile_region
+def region(layer, x):
+    return layer(x)
 
 
 class Broken(Layers):
@@ -93,7 +108,16 @@ class CheckpointedReentrant(Checkpointed):
 class Run:
     """A wrapped and compiled model beside one that sees the batches of both ranks."""
 
-    def __init__(self, comm, kind=Layers, how="around", backend="inductor", hook=None, **options):
+    def __init__(
+        self,
+        comm,
+        kind=Layers,
+        how="around",
+        backend="inductor",
+        hook=None,
+        inductor=None,
+        **options,
+    ):
         torch._dynamo.reset()
         torch.manual_seed(3)
         self.comm, self.module = comm, kind()
@@ -110,7 +134,9 @@ class Run:
         self.model = dpcore.DataParallel(inner, comm=comm, **options)
         if hook is not None:
             self.model.register_comm_hook(None, hook)
-        self.forward = torch.compile(self.model, backend=backend) if how == "around" else self.model
+        self.forward = self.model
+        if how == "around":
+            self.forward = torch.compile(self.model, backend=backend, options=inductor)
         self.number = 0
 
     def inputs(self, rows=2):
@@ -154,6 +180,42 @@ def steps(comm, kind=Layers, **options):
 
 
 # ---- cases: what they return is the number of gradients that left early in each step -----------
+
+
+def with_configuration(comm, config, **settings):
+    with config.patch(**settings):
+        return steps(comm)
+
+
+def with_another_pass(comm):
+    seen = []
+    early = steps(comm, inductor={"joint_custom_post_pass": seen.append})
+    assert len(seen) == 1
+    return early
+
+
+def across_steps(comm, schedule):
+    """From the fifth forward on each layer is a graph of its own, or one that equal ones share."""
+    torch._dynamo.utils.counters.clear()
+    run = Run(comm, schedule=schedule)
+    optimizer = torch.optim.SGD(run.model.parameters(), 0.1)
+    optimizer = dpcore.DistributedOptimizer(optimizer, run.model)
+    alone = torch.optim.SGD(run.alone.parameters(), 0.1)
+    early = []
+    for _ in range(7):
+        xs = run.inputs()
+        run.forward(xs[comm.rank]).square().mean().backward()
+        early.append(run.early)
+        optimizer.step()
+        optimizer.zero_grad()
+        alone.zero_grad()
+        (sum(run.alone(x).square().mean() for x in xs) / 2).backward()
+        alone.step()
+    for mine, other in zip(run.model.parameters(), run.alone.parameters(), strict=True):
+        torch.testing.assert_close(mine, other)
+    assert run.model._graphs.count == 0
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= 1
+    return early
 
 
 def accumulated(comm):
@@ -341,6 +403,19 @@ CASES = {
     "checkpoint": (steps, {"kind": Checkpointed}, [3, 3]),
     "gradient_as_bucket_view=False": (steps, {"gradient_as_bucket_view": False}, [3, 3]),
     "a bucket each": (steps, {"schedule": "per_parameter"}, [3, 3]),
+    "deterministic": (
+        with_configuration,
+        {"config": torch._inductor.config, "deterministic": True},
+        [3, 3],
+    ),
+    "optimize_ddp=False": (
+        with_configuration,
+        {"config": torch._dynamo.config, "optimize_ddp": False},
+        [0, 0],
+    ),
+    "another pass over joint graphs": (with_another_pass, {}, [0, 0]),
+    "a region that is compiled once": (steps, {"kind": Regional}, [0, 0]),
+    "zero2": (across_steps, {"schedule": "zero2"}, [0] * 7),
     "static_graph": (steps, {"static_graph": True}, [0, 0]),
     "aot_eager": (steps, {"backend": "aot_eager"}, [0, 0]),
     "no_sync": (accumulated, {}, [3, 3]),
@@ -380,3 +455,18 @@ def test_gradients_leave_early_or_as_autograd_delivers_them():
     wanted = {name: early for name, (_, _, early) in CASES.items()}
     for of_rank in dpcore.spawn(all_cases, 2, timeout=400):
         assert of_rank == wanted
+
+
+def test_ranks_that_are_threads_share_torchs_class():
+    for early in dpcore.spawn(steps, 2, mode="threads", timeout=200):
+        assert early == [0, 0]
+
+
+def test_wrappers_that_are_not_in_python_are_not_taken():
+    inductor = vars(torch)["_TorchCompileInductorWrapper"]
+    assert torch_private.takes_operations(inductor(None, None, None))
+    assert not torch_private.takes_operations(inductor(None, {"cpp_wrapper": True}, None))
+
+
+def test_torch_divides_cuda_graphs_at_the_operation():
+    assert torch.Tag.cudagraph_unsafe in torch.ops.dpcore.gradient_computed.default.tags
