@@ -30,6 +30,8 @@ class Traced(Protocol):
     _model_group: Any  # its name and number, see dpcore/ddp/wrapper/model_group.py
     _parameters_by_number: list[nn.Parameter]
     _caps: list[int]
+    _graphs: Any  # what dynamo has compiled of it, see dpcore/ddp/compiled/tracing.py
+    _reducer: Any
     _first_steps: Any  # what they chose, see dpcore/ddp/wrapper/first_steps.py
     _step_facts: StepFacts
 
@@ -91,8 +93,8 @@ def facts_of(comm: Communicator) -> dict[str, Any]:
     ``link``: the description of an emulated link, else "".
     ``models``: for each model over ``comm`` or a group that shares its origin: names and bytes of
               the parameters by number, the numbers in each bucket, the caps of the buckets in
-              order (the last one applies to all further buckets), what the first steps chose, and
-              what their steps show (step_facts.py).
+              order (the last one applies to all further buckets), what the first steps chose, what
+              came of torch.compile, in words, and what their steps show (step_facts.py).
     """
     family = _family_of(comm)
     with _models_lock:
@@ -129,6 +131,7 @@ def _describe(model: Traced) -> dict[str, Any]:
         "schedule": model.schedule,
         "chosen": dict(model._first_steps.why),
         "bucket_caps": list(model._caps),
+        "compiled": model._graphs.in_words(model._reducer),
         **model._step_facts.facts(),
         "parameters": names,
         "parameter_bytes": [p.numel() * p.element_size() for p in trained],

@@ -56,6 +56,7 @@ _MODEL = Fields(
     {"parameters": ListOf(TEXT), "buckets": ListOf(_BUCKET)},
     {"number": whole(), "name": TEXT, "schedule": TEXT, "parameter_bytes": ListOf(whole()),
      "bucket_caps": ListOf(whole()), "modules": ListOf(_MODULE),
+     "compiled": ListOf(TEXT),
      "busy": number(0, 1, "a share of time, from 0 to 1")},
     _numbers_agree,
 )  # fmt: skip

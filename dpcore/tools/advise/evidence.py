@@ -69,7 +69,7 @@ class Step:
 @dataclass(frozen=True)
 class Evidence:
     """``threads``, ``processors``, ``local_ranks``: of a host, 0 if unknown. ``gradients``: how
-    many parameters have one, 0 if unknown."""
+    many parameters have one, 0 if unknown. ``graphs``: what dpcore says of a compiled model."""
 
     stack: str  # "torch DDP" or "dpcore"
     library: str
@@ -88,6 +88,7 @@ class Evidence:
     pace: float = 1.0  # of the processors' clock, at most 1
     products: tuple[Multiplied, ...] = ()
     compiled: bool = False
+    graphs: str = ""
     workers: bool = False
     unknown: tuple[str, ...] = ()
 
@@ -154,7 +155,8 @@ def evidence_of(run: Run) -> Evidence:
         governor=str(run.machine.get("governor", "")),
         pace=float(run.machine.get("pace", 1.0)),
         products=tuple(facts[0].products) if facts else (),
-        compiled=any(fact.compiled for fact in facts),
+        compiled=any(fact.compiled for fact in facts) or bool(model.get("compiled")),
+        graphs="; ".join(model.get("compiled", ())),
         workers=any(fact.workers for fact in facts),
         unknown=tuple(_unknown(run, kept)),
     )

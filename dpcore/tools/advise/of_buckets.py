@@ -186,12 +186,17 @@ def at_end(e: Evidence) -> Finding | None:
             f"a tenth of the gradients is there {shown(first)} ms after backward begins, which "
             f"takes {shown(backward)} ms, and the last one after {shown(last)}; "
             f"{shown(waits_ms(e))} ms of a step are exposed"
+            + (f". dpcore: {e.graphs}" if e.graphs else "")
         ),
         high_ms=high,
         why="all that is exposed, as far as backward is long enough to hide it",
         change=(
-            "torch._dynamo.config.optimize_ddp = True (the default) splits the graph where buckets "
-            "end; it needs torch.compile(DistributedDataParallel(model)), without fullgraph=True"
+            "wrap the model before its first compiled forward, or call torch._dynamo.reset() after "
+            "wrapping; with Inductor, gradients then leave while the graph runs"
+            if e.graphs
+            else "torch._dynamo.config.optimize_ddp = True (the default) splits the graph where "
+            "buckets end; it needs torch.compile(DistributedDataParallel(model)), without "
+            "fullgraph=True"
             if e.compiled
             else "find what holds gradients back: one custom autograd function around the whole "
             "model, gradients that are copied by hand, or static_graph=True in its first step"

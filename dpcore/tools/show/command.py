@@ -156,6 +156,8 @@ def _print_tables(
             console.print(trace.about, markup=False, soft_wrap=True)
         if trace.error:
             console.print(f"it ended with {trace.error}", style="red", markup=False, soft_wrap=True)
+        for line in (line for model in trace.models for line in model.get("compiled", ())):
+            console.print(line, markup=False, soft_wrap=True)
         console.print()
         print_tables(console, trace, numbers)
         for line in (*(said := advice_lines(trace)), *[""] * bool(said)):
