@@ -457,11 +457,6 @@ def test_gradients_leave_early_or_as_autograd_delivers_them():
         assert of_rank == wanted
 
 
-def test_ranks_that_are_threads_share_torchs_class():
-    for early in dpcore.spawn(steps, 2, mode="threads", timeout=200):
-        assert early == [0, 0]
-
-
 def test_wrappers_that_are_not_in_python_are_not_taken():
     inductor = vars(torch)["_TorchCompileInductorWrapper"]
     assert torch_private.takes_operations(inductor(None, None, None))
