@@ -707,6 +707,13 @@ class Reducer:
     def is_incomplete(self) -> bool:
         """Whether a backward has begun to bring gradients and not brought all."""
 
+    def cut_instead_of_raising(self, on: bool, /) -> None:
+        """Whether ``PeerLost`` and ``Timeout`` in backward are not raised: see ``is_cut``."""
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether one of these has ended a backward. Nothing has been averaged since."""
+
     @property
     def has_ended_incomplete(self) -> bool:
         """The same, when that backward is over and was not interrupted."""

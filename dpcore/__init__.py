@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from dpcore.ddp.check import CheckResult, check
     from dpcore.ddp.data_parallel import DataParallel
     from dpcore.ddp.data_parallel import DataParallel as DistributedDataParallel
+    from dpcore.ddp.elastic.run import ElasticRun, elastic
     from dpcore.ddp.local_updates.diloco import DiLoCo
     from dpcore.ddp.local_updates.local_sgd import LocalSGD
     from dpcore.ddp.monitor import Monitor, monitor
@@ -88,6 +89,7 @@ _HOMES = {
     "dpcore.comm.communicators.work": "Work",
     "dpcore.ddp.check": "CheckResult check",
     "dpcore.ddp.data_parallel": "DataParallel",
+    "dpcore.ddp.elastic.run": "ElasticRun elastic",
     "dpcore.ddp.wrapper.launch_control": "LaunchControl",
     "dpcore.ddp.wrapper.launch_schedule": "LaunchSchedule",
     "dpcore.ddp.overlap": "Overlap measure_overlap",
@@ -123,6 +125,7 @@ __all__ = [
     "DiLoCo",
     "DistributedDataParallel",
     "DistributedOptimizer",
+    "ElasticRun",
     "Error",
     "GradientNoiseScale",
     "LaunchControl",
@@ -153,6 +156,7 @@ __all__ = [
     "communicator_of",
     "compose_comm_hooks",
     "current",
+    "elastic",
     "finalize",
     "flight_record",
     "gather",

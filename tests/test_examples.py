@@ -94,6 +94,15 @@ def test_local_updates():
     assert every[2] > max(local[2], outer[2], streamed[2])
 
 
+def test_elastic():
+    (line,) = run_example("elastic.py").splitlines()
+    steps, loss = re.fullmatch(
+        r"(\d+) steps, the last on ranks 0, 2 with equal weights: loss (.+)", line
+    ).groups()
+    assert int(steps) == 55  # 10 of 3 ranks, and then 2 for all 960 x 4 samples
+    assert float(loss) < 0.05
+
+
 def test_see_overlap(tmp_path):
     run_example("see_overlap.py", str(tmp_path))
     for schedule in ("bucketed", "sequential"):

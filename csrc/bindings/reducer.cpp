@@ -380,6 +380,8 @@ void register_reducer(py::module_& m) {
       .def("watch", [](Reducer& reducer, bool on) { reducer.sums().is_watched = on; })
       .def("sums", sums_of)
       .def_property_readonly("is_incomplete", &Reducer::is_incomplete)
+      .def("cut_instead_of_raising", &Reducer::cut_instead_of_raising)
+      .def_property_readonly("is_cut", &Reducer::is_cut)
       .def_property_readonly("has_ended_incomplete", &Reducer::has_ended_incomplete)
       .def_property_readonly("finds_not_finite", &Reducer::finds_not_finite)
       .def_property_readonly("not_finite", not_finite_of)

@@ -29,7 +29,7 @@
 // Threads: forward and backward of one model run one after the other; hooks come on the thread
 // that runs backward, without the GIL, and no lock is taken. When a rank dies: start() or wait() of
 // its communicator throws, with the bucket's name in front; the iteration stays open and the next
-// forward raises again.
+// forward raises again. In a block of dp.elastic backward is cut instead.
 #pragma once
 
 #include <exception>
@@ -150,6 +150,10 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   GradientNorms& norms() { return norms_; }
   // No gradient is noticed from here on.
   void stop_listening() { hooks_.reset(); }
+  // If on, a backward that PeerLost or Timeout ends does not raise: it is cut, and this
+  // reducer averages nothing any more. Its caller looks at is_cut() before gradients are used.
+  void cut_instead_of_raising(bool on) { may_cut_ = on; }
+  bool is_cut() const { return is_cut_; }
 
   // The buckets follow the order of arrival once, after the first complete iteration. Rank 0's
   // order is the one that all ranks use.
@@ -291,6 +295,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   std::string step_in_words() const { return "step " + std::to_string(iteration_.step()); }
   [[noreturn]] void raise_about(const std::string& what, const std::string& after = "");
   [[noreturn]] void raise_incomplete() const;
+  void tell_autograd();
 
   // Backward
   bool is_expected() const;
@@ -357,6 +362,8 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   Defer defer_;                 // or none
   bool defers_ = false;         // until the buckets in flight are complete
   std::exception_ptr failure_;  // the first error of a bucket in flight, as one of dpcore's
+  bool may_cut_ = false;
+  bool is_cut_ = false;
   std::vector<std::weak_ptr<Reducer>> shared_with_;
   std::unique_ptr<StaticGraph> static_graph_;  // or none
   std::unique_ptr<BucketHook> hook_;           // instead of all-reduces, or none

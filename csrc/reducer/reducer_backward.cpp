@@ -26,8 +26,8 @@ namespace {
 }  // namespace
 
 void Reducer::gradient_ready(size_t i, const at::Tensor& incoming) {
-  if (computed_.was_dropped(i)) {
-    return;  // it has arrived: reducer_compiled.cpp
+  if (is_cut_ || computed_.was_dropped(i)) {
+    return;  // the latter has arrived: reducer_compiled.cpp
   }
   if (!is_expected()) {
     accumulate(i);
@@ -63,7 +63,7 @@ void Reducer::gradient_ready(size_t i, const at::Tensor& incoming) {
     }
     take(i);
   } catch (...) {
-    callbacks_.raise();
+    tell_autograd();
   }
 }
 
@@ -190,7 +190,7 @@ void Reducer::queue_end_of_backward() {
 // ---- the end of backward ---------------------------------------------------------------------
 
 void Reducer::end_of_backward() {
-  if (!iteration_.open) {
+  if (!iteration_.open || is_cut_) {
     return;
   }
   const BirthPlan::Pause pause(births_.get());
@@ -235,6 +235,23 @@ void Reducer::end_of_backward() {
     iteration_.open = false;
     end_step_if_over();
   } catch (...) {
+    tell_autograd();
+  }
+}
+
+// In a catch block.
+void Reducer::tell_autograd() {
+  if (may_cut_) {
+    try {
+      throw;
+    } catch (const PeerLost&) {
+      is_cut_ = true;
+    } catch (const Timeout&) {
+      is_cut_ = true;
+    } catch (...) {  // raised below
+    }
+  }
+  if (!is_cut_) {
     callbacks_.raise();
   }
 }
@@ -260,7 +277,7 @@ void Reducer::refuse_tracing() {
         "while it runs. Switch it off: torch._dynamo.config.compiled_autograd = False; "
         "torch.compile of the forward needs no switch");
   } catch (...) {
-    callbacks_.raise();
+    tell_autograd();
   }
 }
 

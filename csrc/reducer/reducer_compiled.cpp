@@ -27,7 +27,7 @@ bool Reducer::gradient_computed(size_t i, const at::Tensor& value) {
     computed_.take(i, value);
     take(i);
   } catch (...) {
-    callbacks_.raise();
+    tell_autograd();
   }
   return true;
 }
@@ -44,10 +44,11 @@ bool Reducer::may_be_taken(size_t i, const at::Tensor& value) const {
            tensor.scalar_type() == parameter.scalar_type() &&
            tensor.device() == parameter.device() && tensor.sizes() == parameter.sizes();
   };
-  return iteration_.open && !iteration_.again && is_expected() && !hook_ && !static_graph_ &&
-         shared_with_.empty() && !at::GradMode::is_enabled() && !gradient.is_sparse &&
-         gradient.iteration != iteration_.number && !buckets_[gradient.bucket].kept.defined() &&
-         is_plain(value) && (!grad.defined() || is_plain(grad));
+  return !is_cut_ && iteration_.open && !iteration_.again && is_expected() && !hook_ &&
+         !static_graph_ && shared_with_.empty() && !at::GradMode::is_enabled() &&
+         !gradient.is_sparse && gradient.iteration != iteration_.number &&
+         !buckets_[gradient.bucket].kept.defined() && is_plain(value) &&
+         (!grad.defined() || is_plain(grad));
 }
 
 bool Reducer::is_taken(size_t i, const at::Tensor& delivered) {
@@ -68,7 +69,7 @@ bool Reducer::is_taken(size_t i, const at::Tensor& delivered) {
                 "{'joint_custom_post_pass': None}), so that they are averaged when they are "
                 "delivered");
   } catch (...) {
-    callbacks_.raise();
+    tell_autograd();
   }
   return true;
 }

@@ -1,0 +1,351 @@
+"""``dp.elastic``: a training loop that goes on, in the same processes, when ranks die.
+
+    with dp.elastic(model, optimizer, sampler, scheduler) as run:
+        for epoch in range(epochs):
+            sampler.set_epoch(epoch)
+            for inputs, targets in run.batches(loader):
+                optimizer.zero_grad()
+                loss(model(inputs), targets).backward()
+                optimizer.step()
+                scheduler.step()
+
+A loop cannot be told to take a batch again from within its body. So when communication fails in
+forward or backward, the step is *cut*: forward and backward end without averages, ``step()`` of the
+optimizer does nothing, and the body goes on to its end. Then, where the loop asks for the next
+batch, the ranks that live get a new communicator (``Communicator.shrink``) and compare how many
+steps they have finished. There are at most two numbers, n and n + 1, since a step needs a gradient
+of every rank:
+
+* Some have finished the cut step: they send parameters and the optimizer's state to the others.
+  What those have of their own, buffers and random numbers, is as after the step, since their
+  gradients could not be part of it before their forward and backward were over.
+* None has: all go back to what it began with, and the samples that are left are dealt out anew.
+
+A death at any point of this leads to the next communicator and to the same comparison. A rank takes
+over a state only when all of it is there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from types import MethodType
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.data import DataLoader
+
+from dpcore.comm.communicators.native import Communicator
+from dpcore.ddp.check import check
+from dpcore.ddp.data_parallel import DataParallel
+from dpcore.ddp.elastic.shares import Shares
+from dpcore.ddp.elastic.start import Start, packed, unpack, without_random_numbers
+from dpcore.ddp.mistakes.observer import in_blocks
+from dpcore.ddp.wrapper.parameters import comes_sparse, trained_parameters
+from dpcore.errors import Error, PeerLost, Timeout, Unsupported
+
+_log = logging.getLogger("dpcore")
+_Batch = TypeVar("_Batch")
+_END: Any = object()
+
+
+class ElasticRun:
+    """Made by ``dp.elastic``; used as a block."""
+
+    def __init__(
+        self,
+        model: DataParallel,
+        optimizer: torch.optim.Optimizer,
+        sampler: Any,
+        more: tuple[Any, ...],
+        timeout: float,
+    ) -> None:
+        _check(model, optimizer, more)
+        self._model, self._optimizer, self._more = model, optimizer, more
+        self._timeout = timeout
+        self.comm: Communicator = model.group  # type: ignore[assignment]
+        self.ranks = tuple(range(self.comm.world_size))
+        self.step = 0
+        self._shares = Shares(sampler)
+        self._shares.deal(self.comm.rank, self.comm.world_size)
+        self._start = Start(model.module, optimizer, more)
+        self._problem: Exception | None = None  # that ended a forward
+        # Of the step whose batch the loop has.
+        self._is_open = self._has_computed = self._has_stepped = False
+        self._repeats = False  # it was cut, and no rank is known to have finished it
+        self._epochs = 0  # that have ended
+        self._agreed = 0  # all ranks are known to have finished this many steps
+        self._optimizers_step: Any = None
+        self._hook: Any = None
+
+    def __enter__(self) -> ElasticRun:
+        self._optimizers_step = self._optimizer.step
+        self._model.forward = self._forward  # type: ignore[method-assign]
+        step = _step_of(self)
+        vars(step).update(vars(self._optimizers_step))  # the mark that a scheduler looks for
+        self._optimizer.step = MethodType(step, self._optimizer)  # type: ignore[method-assign]
+        self._hook = register_optimizer_step_pre_hook(self._before_step)
+        return self
+
+    def __exit__(self, kind: Any, problem: Any, traceback: Any) -> None:
+        try:
+            if kind is None:
+                self._settle()
+        finally:
+            self._hook.remove()
+            del self._model.forward
+            self._model._reducer.cut_instead_of_raising(False)
+            self._optimizer.step = self._optimizers_step  # type: ignore[method-assign]
+
+    def batches(self, loader: DataLoader[_Batch]) -> Iterator[_Batch]:
+        """The batches of this rank in one epoch of the sampler. Each takes one step of the
+        optimizer. A batch whose step was cut comes again, or others in its place."""
+        self._settle()
+        self._check_schedulers()
+        epoch = self._epochs
+        self._shares.begin_epoch(loader)
+        try:
+            iterator = iter(loader)
+            while epoch == self._epochs:
+                self._start.take()
+                batch = next(iterator, _END)
+                if batch is _END:
+                    self._epochs += 1
+                    self._settle()
+                    return
+                self._is_open, self._has_computed, self._has_stepped = True, False, False
+                yield batch
+                if self._end_step():
+                    with without_random_numbers():
+                        iterator = iter(loader)
+        finally:
+            self._shares.end_epoch(loader)
+
+    # ---- in the body of the loop -------------------------------------------------------------
+
+    @property
+    def _is_cut(self) -> bool:
+        return self._problem is not None or self._model._reducer.is_cut
+
+    def _forward(self, *inputs: Any, **named: Any) -> Any:
+        """In the place of the model's."""
+        model = self._model
+        self._has_computed |= torch.is_grad_enabled()
+        model._reducer.cut_instead_of_raising(self._is_open)
+        if not self._is_cut:
+            try:
+                return type(model).forward(model, *inputs, **named)
+            except (PeerLost, Timeout) as problem:
+                if not self._is_open:
+                    raise
+                self._problem = problem
+        return model._run(False, inputs, named)
+
+    def _step_optimizer(self, *closure: Any, **named: Any) -> Any:
+        if not self._is_open:
+            return self._optimizers_step(*closure, **named)
+        if closure or named:
+            raise Unsupported("within dp.elastic, optimizer.step() takes no closure")
+        if self._has_stepped:
+            raise Unsupported(
+                "within dp.elastic, a batch takes one step of the optimizer, and this is a second"
+            )
+        if not self._is_cut:
+            self._optimizers_step()
+            self._has_stepped = True
+        return None
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if not self._is_open or optimizer is self._optimizer:
+            return
+        mine = {id(parameter) for parameter in self._model._parameters_by_number}
+        if any(id(p) in mine for group in optimizer.param_groups for p in group["params"]):
+            raise Unsupported(
+                "another optimizer than that of dp.elastic trains parameters of the model; one "
+                "for all of them may have several param_groups"
+            )
+
+    # ---- between two batches -----------------------------------------------------------------
+
+    def _end_step(self) -> bool:
+        """The body of the loop is over. Returns whether ranks were lost."""
+        self._is_open = False
+        if self._has_stepped:
+            self._finish_step()
+        elif not self._is_cut and self._has_computed:
+            raise Unsupported(
+                f"rank {self.comm.rank}: a batch ended without optimizer.step(). Within dp.elastic "
+                "each batch takes one step; to accumulate gradients, cut larger batches into "
+                "pieces in the body of the loop"
+            )
+        if self._is_cut:
+            self._repeats = not self._has_stepped
+            self._recover()
+            return True
+        return False
+
+    def _settle(self) -> None:
+        """Where the loop is left: no rank leaves before all have finished the last step."""
+        if self._is_open and self._end_step() and self._repeats:
+            raise PeerLost(
+                f"rank {self.comm.rank}: a rank was lost in step {self.step + 1}, which no rank "
+                "has finished, and the program left the loop in that step, so it cannot be "
+                f"repeated. All ranks have the state after step {self.step}"
+            )
+        if self._agreed != self.step:
+            try:
+                self.comm.barrier()
+                self._agreed = self.step
+            except (PeerLost, Timeout) as problem:
+                self._problem = problem
+                self._recover()
+
+    def _finish_step(self) -> None:
+        self.step += 1
+        self._repeats = False
+        self._shares.use()
+
+    def _recover(self) -> None:
+        """Until the ranks that live have agreed, or too few are left."""
+        before = self.ranks
+        while True:
+            try:
+                self.comm = self.comm.shrink(self._timeout)
+            except Error as problem:
+                raise problem from self._problem
+            self.ranks = tuple(self.ranks[rank] for rank in self.comm.survivors)
+            try:
+                self._catch_up()
+                break
+            except (PeerLost, Timeout) as problem:
+                self._problem = problem
+        self._problem = None
+        if self.comm.rank == 0:
+            gone = [str(rank) for rank in before if rank not in self.ranks]
+            _log.warning(
+                "rank %s lost; ranks %s go on after step %d",
+                ", ".join(gone), ", ".join(map(str, self.ranks)), self.step,
+            )  # fmt: skip
+
+    def _catch_up(self) -> None:
+        """Brings all ranks of a new communicator to the same step, and the model to it."""
+        comm, model = self.comm, self._model
+        facts = torch.empty(2 * comm.world_size, dtype=torch.int64)
+        comm.all_gather(facts, torch.tensor([self.step, self._epochs]))
+        steps, epochs = facts.view(-1, 2).t().tolist()
+        last = max(steps)
+        if self._repeats and self.step == last:
+            self._start.restore()
+        if is_behind := min(steps) < last:
+            self._send_state(steps.index(last), self.step < last)
+        self._epochs, self._agreed = max(epochs), last
+        self._rebind()
+        if is_behind:
+            check(model, self._optimizer, comm=comm).raise_if_different()
+
+    def _send_state(self, giver: int, takes: bool) -> None:
+        comm, parts = self.comm, (self._model._module_parameters, self._optimizer, self._more)
+        sent = packed(*parts) if comm.rank == giver else torch.empty(0, dtype=torch.uint8)
+        size = torch.tensor([len(sent)])
+        comm.broadcast(size, giver)
+        if comm.rank != giver:
+            sent = torch.empty(int(size), dtype=torch.uint8)
+        comm.broadcast(sent, giver)
+        if takes:
+            unpack(sent, *parts)
+            self._finish_step()
+
+    def _rebind(self) -> None:
+        """The model averages over the new communicator, in buckets of its own."""
+        model = self._model
+        for parameter in model._module_parameters:
+            parameter.grad = None  # a part of a bucket that other ranks may still reach
+        model._join_group(self.comm, None)
+        model._set_up(trained_parameters(model.module, model.parameters_to_ignore))
+        self._shares.deal(self.comm.rank, self.comm.world_size)
+
+    def _check_schedulers(self) -> None:
+        steps = (self._optimizer.step, self._optimizers_step)
+        known = any(getattr(one, "optimizer", None) is self._optimizer for one in self._more)
+        if not known and any(hasattr(step, "_wrapped_by_lr_sched") for step in steps):
+            raise Unsupported(
+                "a learning rate scheduler steps with this optimizer, and dp.elastic has to know "
+                "it, to repeat a step: dp.elastic(model, optimizer, sampler, scheduler)"
+            )
+
+
+def elastic(
+    model: DataParallel,
+    optimizer: torch.optim.Optimizer,
+    sampler: Any,
+    *more: Any,
+    timeout: float = 0.0,
+) -> ElasticRun:
+    """A block in which a loop over ``run.batches(loader)`` goes on when ranks die.
+
+    ``model`` is a ``DataParallel`` over dpcore's communicator, ``optimizer`` trains it, and
+    ``sampler`` is the ``DistributedSampler`` of the loader. ``more``: whatever else a step changes
+    and has a ``state_dict()``, such as a scheduler. ``timeout``: how long to wait for ranks that
+    are not known to be dead, as for ``Communicator.shrink``.
+
+    Of the run, ``step`` is the number of finished steps, ``comm`` the communicator of the ranks
+    that live, and ``ranks`` has their numbers in the first one. docs/failures.md says what
+    is promised.
+
+    >>> import torch, dpcore
+    >>> comm = dpcore.init(rank=0, world_size=1)
+    >>> data = torch.utils.data.TensorDataset(torch.ones(6, 2))
+    >>> sampler = torch.utils.data.DistributedSampler(data, comm.world_size, comm.rank)
+    >>> loader = torch.utils.data.DataLoader(data, batch_size=2, sampler=sampler)
+    >>> model = dpcore.DataParallel(torch.nn.Linear(2, 1))
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> with dpcore.elastic(model, optimizer, sampler) as run:
+    ...     for (inputs,) in run.batches(loader):
+    ...         optimizer.zero_grad()
+    ...         model(inputs).mean().backward()
+    ...         optimizer.step()
+    >>> run.step
+    3
+    >>> dpcore.finalize()
+    """
+    return ElasticRun(model, optimizer, sampler, more, timeout)
+
+
+def _step_of(run: ElasticRun) -> Any:
+    """A function that can be a method of the optimizer, as schedulers expect."""
+
+    def step(_: torch.optim.Optimizer, *closure: Any, **named: Any) -> Any:
+        return run._step_optimizer(*closure, **named)
+
+    return step
+
+
+def _check(model: Any, optimizer: Any, more: tuple[Any, ...]) -> None:
+    if not isinstance(model, DataParallel):
+        raise TypeError(f"dp.elastic: expected a dpcore.DataParallel, not {type(model).__name__}")
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"dp.elastic: expected an optimizer of torch, not {optimizer!r}")
+    for one in more:
+        if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
+            raise TypeError(f"dp.elastic: {type(one).__name__} has no state_dict()")
+    module, trained = model.module, model._parameters_by_number
+    refused = {
+        f"schedule {model.schedule!r}, whose steps end under the next forward or in the "
+        "optimizer's step": model._across is not None or model._reducer.wants_optimizer,
+        f"a communicator of the kind {model.backend!r} over {getattr(model.group, 'transport', '')}"
+        ", which cannot go on without a rank": type(model.group) is not Communicator
+        or model.group.transport == "inproc",
+        "communication hooks, and optimizers that step in backward": bool(model._comm_hooks)
+        or any(hasattr(parameter, "_in_backward_optimizers") for parameter in trained),
+        "delayed gradients": model._delayed is not None,
+        "sparse gradients": any(comes_sparse(module, trained)),
+        "SyncBatchNorm": any(isinstance(part, nn.SyncBatchNorm) for part in module.modules()),
+        f"{type(optimizer).__name__}, whose step communicates": hasattr(optimizer, "records_steps")
+        or hasattr(optimizer, "consolidate_state_dict"),
+        "LocalSGD and DiLoCo": optimizer in in_blocks,
+    }
+    for what, is_there in refused.items():
+        if is_there:
+            raise Unsupported(f"dp.elastic: in this version not with {what}")

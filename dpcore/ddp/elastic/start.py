@@ -1,0 +1,129 @@
+"""What a step begins with, kept until it is finished, so that it can be repeated.
+
+Parameters and the optimizer's state are not kept: only a finished step changes them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import random
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class Start:
+    """Buffers, random numbers, hyperparameters, and the states of schedulers and the like."""
+
+    def __init__(
+        self, module: nn.Module, optimizer: torch.optim.Optimizer, more: Sequence[Any]
+    ) -> None:
+        self._parts = list(module.modules())
+        self._optimizer, self._more = optimizer, more
+        self._buffers: dict[tuple[int, str], torch.Tensor] = {}
+        self._randoms: tuple[Any, ...] = ()
+        self._hyperparameters: list[dict[str, Any]] = []
+        self._states: list[Any] = []
+
+    @torch.no_grad()
+    def take(self) -> None:
+        """Keeps what there is now."""
+        before, self._buffers = self._buffers, {}
+        for number, part in enumerate(self._parts):
+            for name, buffer in part.named_buffers(recurse=False):
+                kept = before.get((number, name))
+                if kept is None or not _fits(kept, buffer):
+                    kept = torch.empty_like(buffer)
+                self._buffers[number, name] = kept.copy_(buffer)
+        self._randoms = _random_states()
+        self._hyperparameters = [
+            {name: copy.deepcopy(value) for name, value in group.items() if name != "params"}
+            for group in self._optimizer.param_groups
+        ]
+        self._states = [copy.deepcopy(one.state_dict()) for one in self._more]
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Goes back to it. It stays kept."""
+        for (number, name), kept in self._buffers.items():
+            now = getattr(self._parts[number], name, None)
+            if now is not None and _fits(kept, now):
+                now.copy_(kept)
+            else:
+                setattr(self._parts[number], name, kept.clone())
+        _restore_random_states(self._randoms)
+        for group, kept_values in zip(
+            self._optimizer.param_groups, self._hyperparameters, strict=True
+        ):
+            group.update(copy.deepcopy(kept_values))
+        for one, state in zip(self._more, self._states, strict=True):
+            one.load_state_dict(copy.deepcopy(state))
+
+
+def _fits(kept: torch.Tensor, buffer: torch.Tensor) -> bool:
+    return kept.shape == buffer.shape and kept.dtype == buffer.dtype
+
+
+# ---- random numbers --------------------------------------------------------------------------
+
+
+def _random_states() -> tuple[Any, ...]:
+    numpy: Any = sys.modules.get("numpy")
+    of_numpy = numpy.random.get_state() if numpy is not None else None
+    return torch.get_rng_state(), random.getstate(), of_numpy
+
+
+def _restore_random_states(states: tuple[Any, ...]) -> None:
+    of_torch, of_python, of_numpy = states
+    torch.set_rng_state(of_torch)
+    random.setstate(of_python)
+    if of_numpy is not None:
+        sys.modules["numpy"].random.set_state(of_numpy)
+
+
+@contextlib.contextmanager
+def without_random_numbers() -> Iterator[None]:
+    """What happens in this block takes none from the program's generators."""
+    states = _random_states()
+    try:
+        yield
+    finally:
+        _restore_random_states(states)
+
+
+# ---- what a finished step has changed --------------------------------------------------------
+
+
+def packed(
+    parameters: Sequence[torch.Tensor], optimizer: torch.optim.Optimizer, more: Sequence[Any]
+) -> torch.Tensor:
+    """Bytes for a rank that has not finished the step."""
+    state = {
+        "parameters": [parameter.detach().clone() for parameter in parameters],
+        "optimizer": optimizer.state_dict(),
+        "more": [one.state_dict() for one in more],
+    }
+    file = io.BytesIO()
+    torch.save(state, file)
+    return torch.frombuffer(bytearray(file.getbuffer()), dtype=torch.uint8)
+
+
+@torch.no_grad()
+def unpack(
+    sent: torch.Tensor,
+    parameters: Sequence[torch.Tensor],
+    optimizer: torch.optim.Optimizer,
+    more: Sequence[Any],
+) -> None:
+    """Takes over what ``packed`` has made on another rank."""
+    state = torch.load(io.BytesIO(sent.numpy().tobytes()), weights_only=True)
+    for parameter, value in zip(parameters, state["parameters"], strict=True):
+        parameter.copy_(value)
+    optimizer.load_state_dict(state["optimizer"])
+    for one, its in zip(more, state["more"], strict=True):
+        one.load_state_dict(its)
