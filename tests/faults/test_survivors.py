@@ -147,6 +147,63 @@ def test_a_rank_dies_while_they_agree(victim, step, transport):
         assert report[-1][0] == tuple(sorted({0, 1, 2, 3} - set(dead)))
 
 
+def go_on_in_groups(comm):
+    """Rank 3 dies: of the two groups its own fails, and then what both were split from."""
+    own, tensor = comm.rank, torch.ones(100)
+    pair = comm.split(own % 2)
+    pair.all_reduce(tensor)
+    if own == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    seen = []
+    for group in (pair, comm):
+        try:
+            group.all_reduce(tensor.fill_(1))
+        except dp.PeerLost:
+            group = group.shrink(PATIENCE)
+            group.all_reduce(tensor.fill_(1))
+        seen.append((group.survivors, tensor[0].item()))
+    again = dp.current().split(0)
+    again.all_reduce(tensor.fill_(1))
+    return [*seen, tensor[0].item()]
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_groups_go_on_each_by_itself(transport):
+    reports = survivors_of(outcomes_of(go_on_in_groups, 4, transport=transport), (3,))
+    whole = ((0, 1, 2), 3.0)
+    assert reports == [[((), 2.0), whole, 3.0], [((0,), 1.0), whole, 3.0], [((), 2.0), whole, 3.0]]
+
+
+def die_one_by_one(comm):
+    """The last rank dies, over and over. Returns what each death has left: descriptors, KiB."""
+    left = []
+    while comm.world_size > 2:
+        if comm.rank == comm.world_size - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        with pytest.raises(dp.PeerLost):
+            comm.all_reduce(comm.empty(1 << 16).fill_(1))
+        comm = comm.shrink(PATIENCE)
+        tensor = comm.empty(1 << 16).fill_(1)
+        comm.all_reduce(tensor)
+        assert tensor.eq(comm.world_size).all()
+        del tensor
+        status = Path("/proc/self/status").read_text().split()
+        resident = int(status[status.index("VmRSS:") + 1])
+        left.append((len(os.listdir("/proc/self/fd")), resident))
+    return left
+
+
+@pytest.mark.patient
+def test_what_they_hold_does_not_grow_with_deaths():
+    deaths = 20
+    outcomes = outcomes_of(die_one_by_one, deaths + 2)
+    for left in survivors_of(outcomes, range(2, deaths + 2)):
+        descriptors, resident = zip(*left, strict=True)
+        assert len(left) == deaths
+        assert descriptors[-1] <= descriptors[0], descriptors
+        assert resident[-1] <= resident[4] + 4096, resident
+
+
 def stay_behind(comm, folder):
     """Rank 1 is stopped in an operation, and wakes when the others have gone on."""
     (Path(folder) / str(comm.rank)).write_text(str(os.getpid()))
