@@ -3,30 +3,43 @@
 In each trial a rank of a fresh job kills itself in a loop of all-reduces. Counted is the time from
 its kill to the end of the first all-reduce in the communicator that `shrink()` returns, on the
 slowest of the ranks that live, and how much of it passes before they raise and in `shrink()`.
+
+With `--training` a rank of a small transformer under `dp.elastic` dies at any moment of a step.
+Counted is the time to the next step that the others have finished, and, in rounds without a death,
+what a step costs beside that of a plain loop.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import signal
 import statistics
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
 import torch
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import dpcore as dp
 from benchmarks.harness.options import script_parser
 from dpcore.comm.launch.spawn import run_processes
+from dpcore.tools.compare.training.models import transformer
 from dpcore.tools.records import ROOT, keep, run_facts
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 KILLED_AT = 50  # steps
+TRAINED_UNTIL = 16  # steps of a training
+SEQUENCES = 4  # of a rank's batch
+
+Moment = tuple[float, int, int]  # when a batch began, steps finished before it, ranks
 
 
 def measured(comm: Any, victim: int, elements: int, stamp: str) -> dict[str, float]:
@@ -53,13 +66,70 @@ def measured(comm: Any, victim: int, elements: int, stamp: str) -> dict[str, flo
     return {"raised": raised - killed, "shrunk": shrunk - killed, "reduced": done - killed}
 
 
-def trial(number: int, world: int, elements: int, transport: str, folder: str) -> dict[str, float]:
-    victim = number % world
+def loop(comm: Any, steps: int, is_elastic: bool, begins: Any = None) -> list[Moment]:
+    """The moments of all batches of a training."""
+    torch.manual_seed(0)
+    module, _ = transformer()
+    samples = TensorDataset(torch.randn(SEQUENCES * comm.world_size * steps, 64, 256))
+    sampler: Any = DistributedSampler(samples, comm.world_size, comm.rank)
+    loader = DataLoader(samples, SEQUENCES, sampler=sampler)
+    model = dp.DataParallel(module, comm=comm, schedule="bucketed")
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4)
+    moments: list[Moment] = []
+    elastic = dp.elastic(model, optimizer, sampler) if is_elastic else None
+    with elastic or contextlib.nullcontext():
+        for number, (x,) in enumerate(elastic.batches(loader) if elastic else loader):
+            done = elastic.step if elastic else number
+            ranks = elastic.comm.world_size if elastic else comm.world_size
+            moments.append((time.monotonic(), done, ranks))
+            if begins is not None:
+                begins(moments)
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+    return moments
+
+
+def trained(comm: Any, victim: int, fraction: float, stamp: str) -> dict[str, float]:
+    """On a rank that lives: seconds after the kill, and of the median step before."""
+
+    def begins(moments: list[Moment]) -> None:
+        if comm.rank == victim and moments[-1][1] == TRAINED_UNTIL:
+            after = max(fraction * median_step(moments), 1e-5)
+            Path(stamp).write_text(str(time.monotonic() + after))
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.setitimer(signal.ITIMER_REAL, after)
+
+    moments = loop(comm, TRAINED_UNTIL + 4, True, begins)
+    killed = float(Path(stamp).read_text())
+    rest = [at for at, _, ranks in moments if ranks < comm.world_size]
+    step = median_step([one for one in moments if one[2] == comm.world_size])
+    return {"again": rest[0] - killed, "stepped": rest[1] - killed, "step": step}
+
+
+def median_step(moments: list[Moment]) -> float:
+    late = [at for at, done, _ in moments if done >= TRAINED_UNTIL // 2]
+    return statistics.median(after - before for before, after in pairwise(late))
+
+
+def cost(comm: Any, rounds: int) -> list[tuple[float, float]]:
+    """Of each round, the median step of a plain loop and of one under dp.elastic."""
+    found = []
+    for number in range(rounds):
+        kinds = (False, True) if number % 2 == 0 else (True, False)
+        times = {kind: median_step(loop(comm, TRAINED_UNTIL + 16, kind)) for kind in kinds}
+        found.append((times[False], times[True]))
+    return found
+
+
+def trial(number: int, options: Any, folder: str) -> dict[str, float]:
+    victim, stamp = number % options.world, str(Path(folder) / str(number))
+    fraction = random.Random(number).random()
     outcomes = run_processes(
-        measured,
-        world,
-        (victim, elements, str(Path(folder) / str(number))),
-        options={"transport": transport},
+        trained if options.training else measured,
+        options.world,
+        (victim, fraction if options.training else options.elements, stamp),
+        options={"transport": options.transport},
         deadline=120.0,
         grace=100.0,
     )
@@ -75,22 +145,26 @@ if __name__ == "__main__":
     made.add_argument("--world", type=int, default=4)
     made.add_argument("--kills", type=int, default=100)
     made.add_argument("--elements", type=int, default=4_700_000, help="of float32; %(default)s")
+    made.add_argument("--training", action="store_true", help="a transformer under dp.elastic")
+    made.add_argument("--rounds", type=int, default=5, help="of a training without a death")
     made.add_argument("--transport", default="shm", choices=("shm", "tcp"))
     made.add_argument("--records", type=Path, default=ROOT / "benchmarks/results/survivors.jsonl")
     options = made.parse_args()
     facts = run_facts({"": {"torch": torch.__version__}}, {"kills": options.kills})
+    line: dict[str, Any] = {"world": options.world, "transport": options.transport}
+    line |= {"training": "transformer"} if options.training else {"elements": options.elements}
     with tempfile.TemporaryDirectory() as folder:
-        trials = [
-            trial(number, options.world, options.elements, options.transport, folder)
-            for number in range(options.kills)
-        ]
-    line: dict[str, Any] = {
-        "world": options.world,
-        "elements": options.elements,
-        "transport": options.transport,
-    }
-    for name in ("raised", "shrunk", "reduced"):
+        trials = [trial(number, options, folder) for number in range(options.kills)]
+    for name in trials[0]:
         line[f"{name}_s"] = sorted(one[name] for one in trials)
         print(f"{name:8} median {statistics.median(line[f'{name}_s']) * 1e3:7.1f} ms, "
               f"slowest {line[f'{name}_s'][-1] * 1e3:7.1f} ms")  # fmt: skip
+    if options.training:
+        beyond = sorted(one["stepped"] - one["step"] for one in trials)
+        line["beyond_a_step_s"] = beyond
+        print(f"beyond a step: median {statistics.median(beyond) * 1e3:.1f} ms, "
+              f"slowest {beyond[-1] * 1e3:.1f} ms")  # fmt: skip
+        line["rounds"] = dp.spawn(cost, 2, options.rounds)[0]
+        ratio = statistics.median(elastic / plain for plain, elastic in line["rounds"])
+        print(f"a step under dp.elastic takes {ratio:.3f} of one of a plain loop (2 ranks)")
     keep(options.records, facts, [line])
