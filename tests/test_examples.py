@@ -176,6 +176,15 @@ def test_across_steps():
     assert state[3] == state[4] < 0.52 * state[0]
 
 
+def test_slices():
+    """All train alike; those that cut buckets send more operations."""
+    rows = [line.split() for line in run_example("slices.py").splitlines()[2:]]
+    assert [row[0] for row in rows] == ["priority", "P3", "ByteScheduler"]
+    assert len({row[3] for row in rows}) == 1
+    sent = [int(row[1]) for row in rows]
+    assert sent[0] + 10 < sent[1] == sent[2]
+
+
 def test_three_dimensions(tmp_path):
     """Data x pipeline x tensor is one process; all 20 steps with DPCORE_TEST_FULL=1."""
     steps = 20 if os.environ.get("DPCORE_TEST_FULL") else 5

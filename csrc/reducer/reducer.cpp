@@ -171,12 +171,10 @@ void Reducer::make_buckets(const std::vector<size_t>& order, bool rebuilding) {
 }
 
 void Reducer::buckets_changed() {
-  requested_.assign(buckets_.size(), std::nullopt);
   record_.buckets.assign(buckets_.size(), {});
   progress_.buckets_changed(buckets_.size());
   find_order_of_need();
-  communicator_->reserve(
-      slot_of_gather(progress_.phases().begins_with_half() ? buckets_.size() : 0));
+  cut_buckets();
   if (hook_) {
     hook_->buckets_changed(buckets_.size());
   }
@@ -228,10 +226,12 @@ void Reducer::use_schedule(std::shared_ptr<LaunchSchedule> schedule) {
   schedule_ = std::move(schedule);
   listens_ = schedule_->listens();
   order_ = schedule_->order(buckets_.size());
+  cut_buckets();
 }
 
 void Reducer::use_hook(std::unique_ptr<BucketHook> hook) {
   wait_for_gradients();
+  refuse_slices_with(hook.get());
   hook_ = std::move(hook);
   if (hook_) {
     hook_->buckets_changed(buckets_.size());
@@ -369,7 +369,9 @@ void Reducer::open(bool again) {
   iteration_.stepped = false;
   next_launch_ = 0;
   oldest_launched_ = 0;
-  std::fill(requested_.begin(), requested_.end(), std::nullopt);
+  for (SliceState& slice : slices_) {
+    slice.begin();
+  }
   progress_.begin();
   copier_.set_may_move(!shares_parameters());
   for (Bucket& bucket : buckets_) {
@@ -583,9 +585,7 @@ void Reducer::wait_for_gradients_if_possible() {
 void Reducer::stand_back() {
   wait_for_gradients_if_possible();
   const bool expects = iteration_.open && iteration_.arrived == 0 && is_usable();
-  if (!expects) {
-    synchronised_ = false;
-  }
+  synchronised_ = synchronised_ && expects;
 }
 
 bool Reducer::is_usable() const {

@@ -53,7 +53,7 @@
 #include "reducer/bucket/gradient_copier.h"
 #include "reducer/bucket/gradient_norms.h"
 #include "reducer/bucket/not_finite_gradient.h"
-#include "reducer/launch/launch_schedule.h"
+#include "reducer/launch/slices.h"
 #include "reducer/phases/phases.h"
 #include "tensors/warm_memory.h"
 
@@ -263,6 +263,8 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   std::vector<double> max_over_ranks(std::vector<double> values) override;
   using LaunchControl::launch;
   void launch(std::span<const size_t> buckets, Launch how) override;
+  const std::vector<uint64_t>& slices(size_t b) const override { return slice_bytes_.at(b); }
+  void launch_slice(size_t b, size_t slice, Launch how) override;
   void skip(size_t b) override;
   void wait(size_t b) override;
   void wait_for_all() override;
@@ -275,8 +277,10 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   // The step
   void make_buckets(const std::vector<size_t>& order, bool rebuilding);
   void buckets_changed();
+  void cut_buckets();
+  void refuse_slices_with(const BucketHook* hook) const;
   void find_order_of_need();
-  bool listens(uint32_t event) const { return (listens_ & event) != 0; }
+  bool listens(uint32_t events) const { return (listens_ & events) != 0; }
   void open(bool again);
   enum class Next : uint8_t { phase, none };
   void advance(size_t b, Next next = Next::phase);
@@ -316,16 +320,35 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   void launch_the_rest();
 
   // Launches, waits and later phases
+
+  // What is launched by itself: a bucket, or a slice of one.
+  struct SliceState {
+    Slice slice;
+    size_t number = 0;  // in its bucket
+    std::optional<Launch> requested = std::nullopt;
+    Bucket::State state = Bucket::filling;
+    int64_t over_ns = 0;     // 0 where nothing can tell
+    at::Tensor memory = {};  // of what travels; undefined: all of it
+
+    void begin() { requested.reset(), state = Bucket::filling, over_ns = 0; }
+  };
   void check_launch(std::span<const size_t> buckets) const;
   void launch_in_order();
   void make_room(size_t at);
   std::span<Bucket> sent_with(const Bucket& bucket);
-  void send(std::span<Bucket> together, const Launch& how);
+  bool is_requested(size_t b) const;
+  void request(size_t at, const Launch& how);
+  void send(std::span<Bucket> together, SliceState& slice);
+  const at::Tensor& memory_of(SliceState& slice);
+  size_t slot_of(const SliceState& slice) const;
+  std::string in_words(const SliceState& slice) const;
   void leave_out(size_t b);
   void abandon();
-  bool is_done(const Bucket& bucket) const;
+  bool is_done(const SliceState& slice) const;
+  void wait_for_slice(size_t at);
   void tell_of_complete_buckets();
-  void finish_first_phase(Bucket& bucket, int64_t over_ns);
+  bool has_come(size_t b) const;
+  void finish_first_phase(size_t b);
   void hand_out(Bucket& bucket);
   void wait_for_what_no_module_needs();
   bool may_follow(size_t b) const;
@@ -336,7 +359,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   uint64_t salted(uint64_t layout) const;
   std::string which_are_new() const;
   // Of the communicator: one per bucket, one each for the map of used gradients, norms and words,
-  // and one per gather, which may be launched before the first phase is over.
+  // and one per gather, which may be launched before the first phase is over, or per slice.
   size_t slot_of_norms() const { return buckets_.size() + 1; }
   size_t slot_of_words() const { return buckets_.size() + 2; }
   size_t slot_of_gather(size_t b) const { return buckets_.size() + 3 + b; }
@@ -402,9 +425,12 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   std::vector<std::vector<size_t>> modules_;
   uint32_t listens_ = 0;  // the schedule
   size_t whole_buckets_ = 0;
-  std::vector<size_t> order_;  // of launching
-  std::vector<std::optional<Launch>> requested_;
-  size_t next_launch_ = 0;       // index in order_
+  std::vector<size_t> order_;                   // of launching
+  std::vector<SliceState> slices_;              // in the same order, or in the schedule's own
+  std::vector<std::vector<size_t>> slices_of_;  // of each bucket: indices in slices_
+  std::vector<std::vector<uint64_t>> slice_bytes_;
+  bool cuts_ = false;            // the schedule cuts buckets
+  size_t next_launch_ = 0;       // index in slices_
   size_t oldest_launched_ = 0;   // the same: all before it are complete
   std::vector<size_t> updated_;  // by one call of the optimizer
   std::vector<size_t> order_of_need_;

@@ -126,7 +126,7 @@ void Reducer::arrive(size_t i) {
     trace_.add_moment("gradient ready", EventKind::ready, i, gradient.bytes, now_ns());
   }
   const bool completes = !gradient.is_sparse && --buckets_[gradient.bucket].missing == 0;
-  if (listens(LaunchSchedule::bucket_complete)) {
+  if (listens(LaunchSchedule::bucket_complete | LaunchSchedule::slice_complete)) {
     tell_of_complete_buckets();
   }
   if (listens(LaunchSchedule::gradient_ready)) {
@@ -263,9 +263,9 @@ void Reducer::launch_the_rest() {
     const auto is_told = c10::make_scope_exit([this] { backward_ends_ = false; });
     schedule_->on_backward_end(*this);
   }
-  if (next_launch_ < order_.size()) {
+  if (next_launch_ < slices_.size()) {
     throw Error("schedule '" + schedule_->name() + "' has not launched " +
-                in_words(order_[next_launch_]) +
+                in_words(slices_[next_launch_]) +
                 " by the end of backward; launch or skip every bucket");
   }
 }

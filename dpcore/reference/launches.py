@@ -28,6 +28,7 @@ EVENTS = (
     "gradient_ready",
     "bucket_ready",
     "bucket_complete",
+    "slice_complete",
     "backward_end",
     "forward_begin",
     "optimizer_step",
@@ -52,6 +53,10 @@ class Schedule:
 
     def order(self, buckets: int) -> Sequence[int]:
         return range(buckets)
+
+    def slices(self, sizes: Sequence[int]) -> Sequence[tuple[int, int, int]]:
+        """``(bucket, begin, end)`` of what is sent by itself, in this order; none: buckets."""
+        return []
 
     def is_exact(self) -> bool:
         """Whether gradients are averaged."""

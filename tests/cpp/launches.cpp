@@ -52,6 +52,10 @@ class AskedControl final : public LaunchControl {
   void launch(std::span<const size_t> buckets, Launch how) override {
     ask("launch", in_words(buckets), how.priority, how.background);
   }
+  const std::vector<uint64_t>& slices(size_t) const override {
+    throw Error("no schedule of dpcore's own cuts buckets");
+  }
+  void launch_slice(size_t, size_t, Launch) override { slices(0); }
   void skip(size_t bucket) override { ask("skip", bucket); }
   void wait(size_t bucket) override { ask("wait", bucket); }
   void wait_for_all() override { ask("wait_for_all"); }

@@ -153,7 +153,7 @@ def test_twins_make_the_same_calls(name, seed):
     assert len(expected) > STEPS * (2 + BUCKETS)
     (events_bits, is_exact, whole_buckets, *phases), (_, *caps), (_, *order) = said
     numbers = {"gradient_ready": 1, "bucket_ready": 2, "backward_end": 4, "forward_begin": 8,
-               "optimizer_step": 16, "bucket_complete": 32}  # fmt: skip
+               "optimizer_step": 16, "bucket_complete": 32, "slice_complete": 64}  # fmt: skip
     assert set(numbers) == set(EVENTS)
     assert int(events_bits) == sum(numbers[event] for event in listens)
     assert bool(int(is_exact)) == twin.is_exact()

@@ -9,6 +9,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include "bindings/callbacks/callbacks.h"
@@ -20,10 +21,11 @@ namespace py = pybind11;
 namespace dpcore {
 namespace {
 
-constexpr std::array<std::pair<const char*, LaunchSchedule::Event>, 6> kEvents = {{
+constexpr std::array<std::pair<const char*, LaunchSchedule::Event>, 7> kEvents = {{
     {"gradient_ready", LaunchSchedule::gradient_ready},
     {"bucket_ready", LaunchSchedule::bucket_ready},
     {"bucket_complete", LaunchSchedule::bucket_complete},
+    {"slice_complete", LaunchSchedule::slice_complete},
     {"backward_end", LaunchSchedule::backward_end},
     {"forward_begin", LaunchSchedule::forward_begin},
     {"optimizer_step", LaunchSchedule::optimizer_step},
@@ -88,6 +90,15 @@ class PythonSchedule final : public LaunchSchedule {
   std::vector<size_t> order(size_t buckets) const override {
     return list<size_t>("order", buckets);
   }
+  std::vector<Slice> slices(std::span<const uint64_t> bytes) const override {
+    std::vector<Slice> all;
+    const std::vector<uint64_t> sizes(bytes.begin(), bytes.end());
+    for (const auto& [bucket, begin, end] :
+         list<std::tuple<size_t, uint64_t, uint64_t>>("slices", sizes)) {
+      all.push_back({.bucket = bucket, .begin = begin, .end = end});
+    }
+    return all;
+  }
 
   void on_gradient_ready(LaunchControl& control, size_t gradient) override {
     tell("gradient_ready", control, gradient);
@@ -97,6 +108,9 @@ class PythonSchedule final : public LaunchSchedule {
   }
   void on_bucket_complete(LaunchControl& control, size_t bucket) override {
     tell("bucket_complete", control, bucket);
+  }
+  void on_slice_complete(LaunchControl& control, size_t bucket, size_t slice) override {
+    tell("slice_complete", control, bucket, slice);
   }
   void on_backward_end(LaunchControl& control) override { tell("backward_end", control); }
   void on_forward_begin(LaunchControl& control, size_t module) override {
@@ -182,6 +196,18 @@ void launch(LentControl& control, const std::vector<size_t>& buckets, int priori
   control.get().launch(buckets, how);
 }
 
+void launch_one(LentControl& control, size_t bucket, int priority, bool background,
+                const py::object& algorithm, std::optional<size_t> slice) {
+  if (!slice) {
+    launch(control, {bucket}, priority, background, algorithm);
+    return;
+  }
+  control.about(bucket);
+  const Launch how{priority, background, control.algorithm(algorithm)};
+  const py::gil_scoped_release no_gil;
+  control.get().launch_slice(bucket, *slice, how);
+}
+
 void update(LentControl& control, const std::vector<size_t>& buckets) {
   const py::gil_scoped_release no_gil;
   about(control, buckets).update(buckets);
@@ -213,6 +239,7 @@ void register_launch_control(py::module_& m) {
              const py::gil_scoped_release no_gil;
              return control.get().max_over_ranks(std::move(values));
            })
+      .def("slices", question(&LaunchControl::slices))
       .def("bytes", question(&LaunchControl::bytes))
       .def("is_complete", question(&LaunchControl::is_complete))
       .def("is_over", question(&LaunchControl::is_over))
@@ -222,14 +249,9 @@ void register_launch_control(py::module_& m) {
              const std::optional<Phase> phase = control.about(bucket).next_phase(bucket);
              return phase ? std::optional(name_of(*phase)) : std::nullopt;
            })
-      .def(
-          "launch",
-          [](LentControl& control, size_t bucket, int priority, bool background,
-             const py::object& algorithm) {
-            launch(control, {bucket}, priority, background, algorithm);
-          },
-          py::arg("bucket"), py::arg("priority") = 0, py::arg("background") = true,
-          py::arg("algorithm") = py::none())
+      .def("launch", launch_one, py::arg("bucket"), py::arg("priority") = 0,
+           py::arg("background") = true, py::arg("algorithm") = py::none(),
+           py::arg("slice") = py::none())
       .def("launch", launch, py::arg("bucket"), py::arg("priority") = 0,
            py::arg("background") = true, py::arg("algorithm") = py::none())
       .def("skip", call(&LaunchControl::skip))

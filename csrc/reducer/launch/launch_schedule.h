@@ -14,6 +14,10 @@
 // update. An all_gather of gradients that is launched at the end of backward starts when its
 // reduce_scatter is complete; wait() then waits for both.
 //
+// A schedule may cut buckets into slices, each an operation of its own with a priority of its own:
+// slices() names them once, in the order in which they are launched, from the sizes of the buckets.
+// The bucket is averaged when all its slices are; memory stays the bucket's.
+//
 // Ranks launch in the same order even if gradients arrive in different ones: launch() of a bucket
 // whose predecessors in order() are not launched yet is remembered and done after them.
 //
@@ -42,6 +46,13 @@ struct Launch {
   std::shared_ptr<const CallAlgorithm> algorithm = nullptr;
 };
 
+// A range of a bucket's flat memory that is sent by itself.
+struct Slice {
+  size_t bucket = 0;
+  uint64_t begin = 0;  // bytes
+  uint64_t end = 0;
+};
+
 // What a schedule may ask the reducer for.
 class LaunchControl {
  public:
@@ -62,6 +73,9 @@ class LaunchControl {
   // Which ones must be the same on all ranks.
   virtual void launch(std::span<const size_t> buckets, Launch how) = 0;
   void launch(size_t bucket, Launch how) { launch(std::span<const size_t>(&bucket, 1), how); }
+  // Slices of a bucket are numbered in the order of slices(); one that is not cut has one, itself.
+  virtual const std::vector<uint64_t>& slices(size_t bucket) const = 0;  // their bytes
+  virtual void launch_slice(size_t bucket, size_t slice, Launch how) = 0;
   // Leaves the bucket as it is: no communication, wrong results. For bounds.
   virtual void skip(size_t bucket) = 0;
   // The bucket must have been launched. Returns when its gradients are final.
@@ -93,6 +107,7 @@ class LaunchSchedule {
     forward_begin = 8,
     optimizer_step = 16,
     bucket_complete = 32,
+    slice_complete = 64,
   };
 
   virtual ~LaunchSchedule() = default;
@@ -111,6 +126,9 @@ class LaunchSchedule {
     std::iota(all.begin(), all.end(), size_t{0});
     return all;
   }
+  // Where buckets with so many bytes each are cut, in the order in which slices are launched, the
+  // same on all ranks. Empty: not at all, and order() holds.
+  virtual std::vector<Slice> slices(std::span<const uint64_t>) const { return {}; }
   // Whether it may launch several buckets as one: their memory is then one piece.
   virtual bool may_join() const { return false; }
   // Which events it wants, as a sum of Event. The others cost nothing.
@@ -120,6 +138,8 @@ class LaunchSchedule {
   virtual void on_bucket_ready(LaunchControl&, size_t) {}
   // Noticed when a gradient comes, and in waits: no other thread calls a schedule.
   virtual void on_bucket_complete(LaunchControl&, size_t) {}
+  // The same of a slice.
+  virtual void on_slice_complete(LaunchControl&, size_t, size_t) {}
   virtual void on_backward_end(LaunchControl&) {}
   virtual void on_forward_begin(LaunchControl&, size_t) {}
   virtual void on_optimizer_step(LaunchControl&) {}

@@ -49,12 +49,18 @@ class LaunchControl(Protocol):
         priority: int = 0,
         background: bool = True,
         algorithm: Any = None,
+        slice: int | None = None,
     ) -> None:
         """Sends a ready bucket, once those before it in ``order()`` are sent. Neighbours such as
         ``[3, 4]`` form one operation; all ranks must combine the same ones. A higher priority
         overtakes lower ones. Without ``background`` the operation only advances in a thread that
         waits. ``algorithm``: a name, or one of your own, as ``Communicator.all_reduce`` takes it,
-        for the collective of the phase; the same on all ranks. None: the communicator's."""
+        for the collective of the phase; the same on all ranks. None: the communicator's.
+        ``slice``: only this one of the bucket's slices; None: all that are not launched yet."""
+
+    def slices(self, bucket: int) -> list[int]:
+        """The bytes of each slice of a bucket, in the order of ``LaunchSchedule.slices()``; of a
+        bucket that is not cut, one number."""
 
     def skip(self, bucket: int) -> None:
         """Does not communicate the bucket, so results are wrong. For measuring a bound."""

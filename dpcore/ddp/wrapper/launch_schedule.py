@@ -66,6 +66,14 @@ class LaunchSchedule:
         before its turn is held back until then."""
         return range(buckets)
 
+    def slices(self, sizes: Sequence[int]) -> Sequence[tuple[int, int, int]]:
+        """Where buckets are cut: ``(bucket, begin, end)`` of each slice, in bytes of the bucket,
+        in the order in which slices are sent, the same on all ranks. ``sizes``: the bytes of each
+        bucket. Each slice is an operation of its own, and the bucket is averaged when all of them
+        are. Slices must cover every bucket without overlap. Requires phases that begin with
+        ``all_reduce``. Empty: buckets are sent whole, as ``order()`` says."""
+        return []
+
     def is_exact(self) -> bool:
         """False if the schedule uses ``control.skip`` to measure a bound."""
         return True
@@ -79,6 +87,10 @@ class LaunchSchedule:
     def bucket_complete(self, control: LaunchControl, bucket: int) -> None:
         """The gradients of a bucket are averages. This is noticed when a gradient arrives and in
         waits, at different times on each rank, so launch only the next bucket in ``order()``."""
+
+    def slice_complete(self, control: LaunchControl, bucket: int, slice: int) -> None:
+        """A slice of a bucket is averaged; noticed as ``bucket_complete`` is. Launch only the next
+        slice in ``slices()``."""
 
     def backward_end(self, control: LaunchControl) -> None:
         """All gradients have arrived."""

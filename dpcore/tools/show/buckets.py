@@ -21,6 +21,7 @@ from dpcore.recorder.intervals import Intervals, union_of
 from dpcore.reference.buckets import ALIGNMENT
 from dpcore.tools.show.run import RankEvents, Run
 
+SLICE = "bucket slice"  # the name of a launch of a part of a bucket
 _SHOWN_NAMES = 3
 PHASES = ("all_reduce", "reduce_scatter", "all_gather")
 _MOST_RANKS = 64  # a scattered bucket is a multiple of them long
@@ -67,6 +68,7 @@ def bucket_spans(run: Run, rank: RankEvents) -> list[BucketSpan]:
     numbers = {launch.model for launch in rank.launches}
     described = {number: described_model(run, number) for number in numbers}
     sent_before: dict[tuple[int, int], int] = {}
+    ready_before: dict[tuple[int, int], list[int]] = {}
     launched = list(_launched_with(rank.launches, operations))
     begins = [launch.begin_ns for launch, _ in launched]
     ends = [launch.begin_ns if sent is None else sent.end_ns for launch, sent in launched]
@@ -76,7 +78,9 @@ def bucket_spans(run: Run, rank: RankEvents) -> list[BucketSpan]:
         bucket = launch.model, launch.operation
         since = sent_before.get(bucket, 0)
         ready = [t for t in _ready_times(launch, described[launch.model], arrivals) if t >= since]
-        sent_before[bucket] = launch.begin_ns
+        if launch.name == SLICE and not ready:
+            ready = ready_before.get(bucket, [])  # those of the slices before it
+        sent_before[bucket], ready_before[bucket] = launch.begin_ns, ready
         spans.append(
             BucketSpan(
                 bucket=launch.operation,
@@ -169,7 +173,12 @@ def _ready_times(
     described: Mapping[str, Any] | None,
     arrivals: Mapping[tuple[int, int], Sequence[int]],
 ) -> list[int]:
-    if described is None or not _fits(described, launch.operation, launch.bytes):
+    if described is None:
+        return []
+    nbytes = launch.bytes
+    if launch.name == SLICE and launch.operation < len(described["buckets"]):
+        nbytes = described["buckets"][launch.operation]["bytes"]  # of all its slices
+    if not _fits(described, launch.operation, nbytes):
         return []
     times = []
     for number in described["buckets"][launch.operation]["gradients"]:

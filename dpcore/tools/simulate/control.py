@@ -36,9 +36,10 @@ class Control:
         self.missing = [len(bucket) for bucket in plan.buckets]
         self.first_gradient = 0.0  # the moment
         self.backward_ends = self.in_forward = self.has_stepped = False
-        self._requested: dict[int, _Request] = {}
-        self._next = 0  # index in the order: all before it are launched or skipped
-        self._flights: dict[int, tuple[tuple[int, ...], Flight]] = {}  # by bucket: first phases
+        self._requested: dict[int, _Request] = {}  # by slice
+        self._next = 0  # index in the slices: all before it are launched or skipped
+        self._flights: dict[int, tuple[tuple[int, ...], Flight]] = {}  # by slice: first phases
+        self._come: set[int] = set()  # slices that are over
         self._gathers: dict[int, Flight] = {}  # by bucket: launched, and nothing has waited
         self._complete: set[int] = set()  # buckets whose first phase is over
         self._at = [0] * len(plan.buckets)  # the phase of each bucket
@@ -59,7 +60,10 @@ class Control:
 
     @property
     def in_flight(self) -> int:
-        first = {numbers: self.is_over(numbers[0]) for numbers, _ in self._flights.values()}
+        first = {
+            id(flight): at in self._come or self._has_come(at)
+            for at, (_, flight) in self._flights.items()
+        }
         return sum(not over for over in (*first.values(), *map(self.is_over, self._gathers)))
 
     @property
@@ -88,11 +92,17 @@ class Control:
     def is_over(self, bucket: int) -> bool:
         if self._known(bucket) in self._gathers:
             return self._gathers[bucket].is_over
-        return bucket in self._complete or self._has_come(bucket)
+        return bucket in self._complete or all(
+            at in self._come or self._has_come(at) for at in self._schedule.slices_of[bucket]
+        )
 
-    def _has_come(self, bucket: int) -> bool:
+    def _has_come(self, at: int) -> bool:
         """A hook's result comes in a wait."""
-        return self._hook is None and bucket in self._flights and self._flights[bucket][1].is_over
+        return self._hook is None and at in self._flights and self._flights[at][1].is_over
+
+    def slices(self, bucket: int) -> list[int]:
+        slices = (self._schedule.slices[at] for at in self._schedule.slices_of[self._known(bucket)])
+        return [each.end - each.begin for each in slices]
 
     def max_over_ranks(self, values: Sequence[float]) -> list[float]:
         turns = self._turns
@@ -111,6 +121,7 @@ class Control:
         priority: int = 0,
         background: bool = True,
         algorithm: Any = None,
+        slice: int | None = None,
     ) -> None:
         numbers = tuple(map(self._known, (bucket,) if isinstance(bucket, int) else bucket))
         request = numbers, priority, background, algorithm
@@ -118,14 +129,31 @@ class Control:
             self._launch_gather(request)
             return
         self._check_launch(numbers)
-        known = [number in self._requested or number in self._complete for number in numbers]
+        if self._schedule.cuts or slice is not None:
+            for at in self._slices_named(numbers[0], slice):
+                self._requested.setdefault(at, request)
+            self._launch_in_order()
+            return
+        at_of = {number: self._schedule.slices_of[number][0] for number in numbers}
+        known = [at_of[number] in self._requested or number in self._complete for number in numbers]
         if any(known) and not all(known):
             raise self._schedule.error(
                 f"launches {list(numbers)} as one, of which some are launched"
             )
         if not any(known):
-            self._requested.update(dict.fromkeys(numbers, request))
+            self._requested.update(dict.fromkeys(at_of.values(), request))
             self._launch_in_order()
+
+    def _slices_named(self, bucket: int, number: int | None) -> list[int]:
+        of_bucket = self._schedule.slices_of[bucket]
+        if number is None:
+            return of_bucket
+        if not 0 <= number < len(of_bucket):
+            raise self._schedule.error(
+                f"launches slice {number} of bucket {bucket}, which has {len(of_bucket)}, numbered "
+                "from 0"
+            )
+        return [of_bucket[number]]
 
     def skip(self, bucket: int) -> None:
         if self._schedule.is_exact:
@@ -134,7 +162,8 @@ class Control:
                 "is_exact() says that gradients are averaged; launch the bucket, or return False "
                 "from is_exact()"
             )
-        if self._known(bucket) not in self._complete and bucket not in self._requested:
+        is_requested = any(at in self._requested for at in self._schedule.slices_of[bucket])
+        if self._known(bucket) not in self._complete and not is_requested:
             self._complete.add(bucket)
             self._enter(bucket, len(self._later) + 1)
             self._launch_in_order()
@@ -151,6 +180,8 @@ class Control:
                     f"launches bucket {number}, of which {self.missing[number]} gradients are "
                     "missing; launch it after bucket_ready, or ask is_complete()"
                 )
+        if len(numbers) > 1 and self._schedule.cuts:
+            refuse("the schedule cuts buckets, which then go by themselves")
         order = self._schedule.order
         begin = min(map(order.index, numbers))
         if set(order[begin : begin + len(numbers)]) != set(numbers):
@@ -159,19 +190,21 @@ class Control:
             refuse("in its phases each bucket is scattered by itself")
 
     def _launch_in_order(self) -> None:
-        order = self._schedule.order
-        while self._next < len(order):
-            bucket = order[self._next]
-            if bucket in self._requested:
+        slices = self._schedule.slices
+        while self._next < len(slices):
+            one = slices[self._next]
+            if self._next in self._requested:
                 self._make_room()
-                request = self._requested[bucket]
+                request = self._requested[self._next]
                 if self._hook is not None:
-                    request = ((bucket,), *request[1:])  # a hook gets each by itself
-                    self._turns.compute(self._hook.before * self._plan.bytes[bucket])
-                flight = self._send(self._first, request)
-                self._flights.update(dict.fromkeys(request[0], (request[0], flight)))
-                self._next += len(request[0])
-            elif bucket in self._complete:
+                    request = ((one.bucket,), *request[1:])  # a hook gets each by itself
+                    self._turns.compute(self._hook.before * self._plan.bytes[one.bucket])
+                part = range(one.begin, one.end) if self._schedule.cuts else None
+                flight = self._send(self._first, request, part=part)
+                until = self._next + len(request[0])
+                self._flights.update(dict.fromkeys(range(self._next, until), (request[0], flight)))
+                self._next = until
+            elif one.bucket in self._complete:
                 self._next += 1
             else:
                 return
@@ -182,8 +215,11 @@ class Control:
         if self._schedule.whole_buckets and before >= 0:
             self.wait(self._schedule.order[before])
 
+    def _first_of(self, bucket: int) -> int:
+        return self._schedule.slices_of[bucket][0]
+
     def _may_follow(self, bucket: int) -> bool:
-        is_launched = bucket in self._flights and bucket not in self._complete
+        is_launched = self._first_of(bucket) in self._flights and bucket not in self._complete
         return self.backward_ends and self._later[:1] == ["all_gather"] and is_launched
 
     def _launch_gather(self, request: _Request) -> None:
@@ -200,12 +236,18 @@ class Control:
                 f"launches bucket {bucket} in forward_begin, where ranks may differ in the modules "
                 "that they run; launch it in bucket_ready, backward_end or optimizer_step"
             )
-        after = self._flights[bucket][1] if follows else None
+        after = self._flights[self._first_of(bucket)][1] if follows else None
         self._gathers[bucket] = self._send("all_gather", request, after)
 
-    def _send(self, collective: str, request: _Request, after: Flight | None = None) -> Flight:
-        """``after``: it begins when that is over."""
-        operation = self._matching.operation(self._number, self._sent, collective, *request)
+    def _send(
+        self,
+        collective: str,
+        request: _Request,
+        after: Flight | None = None,
+        part: range | None = None,
+    ) -> Flight:
+        """``after``: it begins when that is over. ``part``: these bytes of the bucket only."""
+        operation = self._matching.operation(self._number, self._sent, collective, *request, part)
         self._sent += 1
         begin = partial(self._turns.network.launch, operation, self.rank)
 
@@ -217,18 +259,22 @@ class Control:
 
         flight = Flight(operation, self.rank)
         if self._turns.notes is not None:
-            self._note_launch(collective, request[0], flight)
+            self._note_launch(collective, request[0], flight, part)
         if operation.background:
             drive()
         else:
             self._undriven.append(drive)
         return flight
 
-    def _note_launch(self, collective: str, buckets: tuple[int, ...], flight: Flight) -> None:
+    def _note_launch(
+        self, collective: str, buckets: tuple[int, ...], flight: Flight, part: range | None
+    ) -> None:
         notes, begin = self._turns.notes, self._turns.now
         number, nbytes = self._number * 10_000 + self._sent, flight.operation.nbytes
         for bucket in buckets:
-            self._turns.note("bucket launch", "launch", begin, bucket, self._plan.bytes[bucket])
+            name = "bucket launch" if part is None else "bucket slice"
+            size = self._plan.bytes[bucket] if part is None else len(part)
+            self._turns.note(name, "launch", begin, bucket, size)
 
         def over(now: float) -> None:
             assert notes is not None
@@ -240,13 +286,22 @@ class Control:
 
     def wait(self, bucket: int) -> None:
         """Returns when its gradients are averages, or its current phase is over."""
-        if self._known(bucket) not in self._complete:
-            if bucket not in self._flights:
-                raise self._schedule.error(
-                    f"waits for bucket {bucket}, which is not launched, or comes after one in "
-                    "order() that is not"
-                )
-            self._finish_first(*self._flights[bucket])
+        for at in self._schedule.slices_of[self._known(bucket)]:
+            self._wait_for_slice(at)
+        self._wait_for_gather(bucket)
+
+    def _wait_for_slice(self, at: int) -> None:
+        bucket = self._schedule.slices[at].bucket
+        if bucket in self._complete or at in self._come:
+            return
+        if at not in self._flights:
+            raise self._schedule.error(
+                f"waits for {self._in_words(at)}, which is not launched, or comes after one in "
+                f"{'slices' if self._schedule.cuts else 'order'}() that is not"
+            )
+        self._finish_first(at, *self._flights[at])
+
+    def _wait_for_gather(self, bucket: int) -> None:
         if bucket in self._gathers:
             self._wait_for(self._gathers[bucket], "all_gather", (bucket,))
             del self._gathers[bucket]
@@ -255,15 +310,27 @@ class Control:
             self._enter(bucket, self._at[bucket] + 1)
 
     def wait_for_all(self) -> None:
-        for bucket in self._schedule.order:
-            self.wait(bucket)
+        for at, each in enumerate(self._schedule.slices):
+            self._wait_for_slice(at)
+            self._wait_for_gather(each.bucket)
 
-    def _finish_first(self, numbers: tuple[int, ...], flight: Flight) -> None:
+    def _in_words(self, at: int) -> str:
+        bucket, _, _, number = self._schedule.slices[at]
+        return (f"slice {number} of " if self._schedule.cuts else "") + f"bucket {bucket}"
+
+    def _finish_first(self, at: int, numbers: tuple[int, ...], flight: Flight) -> None:
         self._wait_for(flight, self._first, numbers)
         if self._hook is not None:
             self._turns.compute(self._hook.after * sum(self._plan.bytes[n] for n in numbers))
+        self._come.add(at)
+        bucket, _, _, slice_number = self._schedule.slices[at]
+        self._schedule.tell("slice_complete", self, bucket, slice_number)
+        is_all = all(other in self._come for other in self._schedule.slices_of[bucket])
+        if not is_all or bucket in self._complete:
+            return
         for number in numbers:
             self._complete.add(number)
+            self._come.update(self._schedule.slices_of[number])
             self._enter(number, 1)
         if self._first == "all_reduce":
             for number in numbers:
@@ -333,14 +400,14 @@ class Control:
 
     def notice_complete(self) -> None:
         """Tells the schedule of buckets that became averages while backward went on."""
-        for bucket in list(self._flights):
-            if bucket not in self._complete and self._has_come(bucket):
-                self.wait(bucket)
+        for at in list(self._flights):
+            if at not in self._come and self._has_come(at):
+                self._wait_for_slice(at)
 
     def check_all_launched(self) -> None:
-        if self._next < self.buckets:
+        if self._next < len(self._schedule.slices):
             raise self._schedule.error(
-                f"has not launched bucket {self._schedule.order[self._next]} by the end of "
+                f"has not launched {self._in_words(self._next)} by the end of "
                 "backward; launch or skip every bucket"
             )
 

@@ -82,11 +82,15 @@ class Matching:
         priority: int,
         background: bool,
         algorithm: Any,
+        part: range | None,
     ) -> NetworkOperation:
+        """``part``: these bytes of the bucket only."""
         said = f"{collective} of buckets {list(buckets)}"
+        if part is not None:
+            said += f", bytes {part.start} to {part.stop},"
         if algorithm is not None:
             said += f" by {OwnAlgorithm(algorithm).name if is_own(algorithm) else algorithm}"
-        nbytes = sum(self.plan.bytes[bucket] for bucket in buckets)
+        nbytes = len(part) if part else sum(self.plan.bytes[bucket] for bucket in buckets)
         if self.hook is not None:
             nbytes = round(nbytes * self.hook.share)
         operation = NetworkOperation(

@@ -155,7 +155,8 @@ class Rank:
 
     def _backward(self, step: Control, of_step: int) -> None:
         begin = self.turns.now
-        hears_all = not self._schedule.listens.isdisjoint(("gradient_ready", "bucket_complete"))
+        notices = not self._schedule.listens.isdisjoint(("bucket_complete", "slice_complete"))
+        hears_all = notices or "gradient_ready" in self._schedule.listens
         hears_all = hears_all or self.turns.notes is not None
         done = 0.0
         for number, (ready, gradient) in enumerate(self._arrivals):
@@ -169,7 +170,7 @@ class Rank:
             self.turns.note("gradient ready", "ready", self.turns.now, gradient, size)
             if number == 0:
                 step.first_gradient = self.turns.now
-            if "bucket_complete" in self._schedule.listens:
+            if notices:
                 step.notice_complete()
             self._schedule.tell("gradient_ready", step, gradient)
             if step.missing[bucket] == 0:

@@ -106,7 +106,7 @@ def predict(
             raise Unsupported(f"schedule {name!r} does not work with communication hooks")
         buckets = _buckets(work, caps, across)
         matching = Matching(Plan(work.sizes, buckets, work.modules), hook)
-        heard = [HeardSchedule(each, len(buckets)) for each in of_ranks]
+        heard = [HeardSchedule(each, matching.plan.bytes) for each in of_ranks]
 
         def made(rank: int, step_is_over: StepIsOver) -> Rank:
             program = Rank(rank, work, network, heard[rank], matching, pace, STEPS, step_is_over)
