@@ -2,12 +2,14 @@
 
 A trace is a file of protobuf messages, each behind its length: first what the file is about, then
 its nodes. Sends and receives are nodes, and so is each addition; a node waits for the nodes that it
-depends on. ASTRA-sim takes such files as a custom collective, one for each rank. The few
-fields that this takes are written and read here, so that it needs no library.
+depends on. ASTRA-sim takes such files as a custom collective, one for each rank. Traces of whole
+programs have collectives as nodes, and computing nodes that say how long they take. The few fields
+that this takes are written and read here, so that it needs no library.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -17,8 +19,15 @@ from dpcore.reference.moves import Schedule
 from dpcore.reference.plans.blocks import PlanError
 
 SCHEMA = "1.0.2-chakra.0.0.4"
-COMPUTE, SEND, RECEIVE = 4, 5, 6  # types of nodes
-_ID, _NAME, _TYPE, _CONTROL, _DATA, _ATTRIBUTE = 1, 2, 3, 4, 5, 10  # fields of a node
+COMPUTE, SEND, RECEIVE, COLLECTIVE = 4, 5, 6, 7  # types of nodes
+COLLECTIVES = (
+    "all_reduce", "reduce", "all_gather", "gather", "scatter", "broadcast", "all_to_all",
+    "reduce_scatter", "reduce_scatter_block", "barrier",
+)  # fmt: skip
+_KINDS = {1: "metadata", 2: "loads", 3: "stores", COMPUTE: "computing", SEND: "sends",
+          RECEIVE: "receives", COLLECTIVE: "collectives"}  # fmt: skip
+_VERSION = "0.0.4"  # of the schema
+_ID, _NAME, _TYPE, _CONTROL, _DATA, _MICROS, _ATTRIBUTE = 1, 2, 3, 4, 5, 7, 10  # fields of a node
 _INT32, _INT64, _STRING = 7, 9, 29  # fields of an attribute
 _VARINT, _EIGHT, _BYTES, _FOUR = 0, 1, 2, 5  # how a field is written
 
@@ -30,6 +39,13 @@ class Node:
     kind: int
     after: tuple[int, ...] = ()
     attributes: dict[str, int] = field(default_factory=dict)
+    micros: int = 0  # that it takes, as its file says
+
+    @property
+    def collective(self) -> str:
+        """Its name, of a node that is one."""
+        number = self.attributes.get("comm_type", 0)
+        return COLLECTIVES[number] if number < len(COLLECTIVES) else f"collective {number}"
 
 
 def nodes_of(schedule: Schedule, rank: int, nbytes: int) -> list[Node]:
@@ -75,27 +91,96 @@ def write(schedule: Schedule, nbytes: int, folder: Path) -> list[Path]:
     written = []
     for rank in range(schedule.world):
         path = folder / f"{schedule.collective}_{schedule.algorithm}.{rank}.et"
-        messages = [_field(2, _text("schema", SCHEMA))]
-        messages += [_of_node(node) for node in nodes_of(schedule, rank, nbytes)]
-        path.write_bytes(b"".join(_varint(len(one)) + one for one in messages))
+        write_nodes(nodes_of(schedule, rank, nbytes), path)
         written.append(path)
     return written
+
+
+def write_nodes(nodes: Sequence[Node], path: Path) -> None:
+    messages = [_field(2, _text("schema", SCHEMA)), *map(_of_node, nodes)]
+    path.write_bytes(b"".join(_varint(len(one)) + one for one in messages))
 
 
 def read(path: Path) -> list[Node]:
     """The nodes of a trace; each must depend on known ones, and on none that waits for it."""
     try:
         content = path.read_bytes()
-        messages = [content[first:last] for first, last in _delimited(content)]
-        nodes = [_node(one) for one in messages[1:]]
     except OSError as problem:
         raise PlanError(f"{path}: {problem.strerror}") from None
-    except (IndexError, UnicodeDecodeError, ValueError):
-        raise PlanError(f"{path} is no trace of Chakra, or was cut off") from None
+    nodes: list[Node] = []
+    at, is_head = 0, True
+    while at < len(content):
+        try:
+            size, first = _read_varint(content, at)
+            message = content[first : first + size]
+            if len(message) < size:
+                raise ValueError
+            if is_head:
+                _check_version(message, path)
+            else:
+                nodes.append(_node(message))
+        except PlanError:
+            raise
+        except (IndexError, UnicodeDecodeError, ValueError):
+            raise PlanError(
+                f"{path} is no trace of Chakra, or was cut off, from byte {at} on"
+            ) from None
+        at, is_head = first + size, False
     if not nodes:
         raise PlanError(f"{path} has no nodes")
     check(nodes, str(path))
     return nodes
+
+
+def _check_version(head: bytes, path: Path) -> None:
+    said = []
+    for key, value in _fields(head):
+        if key == 1 and isinstance(value, bytes):
+            said.append(value.decode())
+        elif key == 2 and isinstance(value, bytes):
+            attribute = dict(_fields(value))
+            text = attribute.get(_STRING, b"")
+            if attribute.get(1) == b"schema" and isinstance(text, bytes):
+                said.append(text.decode())
+    for version in filter(None, said):
+        if not version.endswith(_VERSION):
+            raise PlanError(
+                f"{path}, first message: the schema is {version}, and {_VERSION} is read, such as "
+                f"{SCHEMA}"
+            )
+
+
+def in_words(nodes: Sequence[Node]) -> str:
+    """What a trace has, a line each: its nodes, its collectives, and how long they say they take.
+
+    >>> print(in_words([Node(0, "mm", COMPUTE, micros=5),
+    ...                 Node(1, "sum", COLLECTIVE, (0,), {"comm_size": 8})]))
+    2 nodes: 1 computing, 1 collectives
+    1 all_reduce of 8 bytes together
+    5 us of computing, of which the longest chain has 5 us
+    """
+    kinds = Counter(node.kind for node in nodes)
+    counted = ", ".join(f"{n} {_KINDS.get(kind, f'of type {kind}')}" for kind, n in kinds.items())
+    lines = [f"{len(nodes)} nodes: {counted}"]
+    sizes: dict[str, list[int]] = {}
+    for node in nodes:
+        if node.kind == COLLECTIVE:
+            sizes.setdefault(node.collective, []).append(node.attributes.get("comm_size", 0))
+    lines += [f"{len(of)} {name} of {sum(of)} bytes together" for name, of in sizes.items()]
+    known = {node.number: node for node in nodes}
+    ends: dict[int, int] = {}
+    left = [node.number for node in nodes]
+    while left:
+        node = known[left[-1]]
+        if missing := [one for one in node.after if one not in ends]:
+            left += missing
+            continue
+        spent = node.micros if node.kind == COMPUTE else 0
+        ends[node.number] = max((ends[one] for one in node.after), default=0) + spent
+        left.pop()
+    total = sum(node.micros for node in nodes if node.kind == COMPUTE)
+    lines.append(f"{total} us of computing, of which the longest chain has {max(ends.values())} us")
+    return "\n".join(lines)
 
 
 def check(nodes: Sequence[Node], path: str) -> None:
@@ -159,6 +244,8 @@ def _text(name: str, value: str) -> bytes:
 def _of_node(node: Node) -> bytes:
     message = _field(_ID, node.number) + _field(_NAME, node.name.encode())
     message += _field(_TYPE, node.kind)
+    if node.micros:
+        message += _field(_MICROS, node.micros)
     if node.after:
         message += _field(_DATA, b"".join(map(_varint, node.after)))
     for name, value in node.attributes.items():
@@ -176,16 +263,6 @@ def _read_varint(content: bytes, at: int) -> tuple[int, int]:
         if shift > 63:
             raise ValueError
     return number | content[at] << shift, at + 1
-
-
-def _delimited(content: bytes) -> Iterator[tuple[int, int]]:
-    at = 0
-    while at < len(content):
-        size, at = _read_varint(content, at)
-        if at + size > len(content):
-            raise ValueError
-        yield at, at + size
-        at += size
 
 
 def _fields(content: bytes) -> Iterator[tuple[int, int | bytes]]:
@@ -207,7 +284,7 @@ def _fields(content: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def _node(content: bytes) -> Node:
-    number = kind = 0
+    number = kind = micros = 0
     name = ""
     after: list[int] = []
     attributes: dict[str, int] = {}
@@ -217,6 +294,8 @@ def _node(content: bytes) -> Node:
                 number = value
             elif key == _TYPE:
                 kind = value
+            elif key == _MICROS:
+                micros = value
             elif key in (_CONTROL, _DATA):  # one at a time
                 after.append(value)
         elif key == _NAME:
@@ -232,4 +311,4 @@ def _node(content: bytes) -> Node:
             numbers = [one for one in found.values() if isinstance(one, int)]
             if isinstance(called, bytes) and numbers:
                 attributes[called.decode()] = numbers[0]
-    return Node(number, name, kind, tuple(after), attributes)
+    return Node(number, name, kind, tuple(after), attributes, micros)

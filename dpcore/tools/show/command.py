@@ -30,6 +30,10 @@ def run(options: argparse.Namespace) -> int:
     """Does what the command line asks for; the exit status."""
     if moves.is_meant(options.trace):
         return _run_moves(options)
+    if any(trace.suffix == ".et" for trace in options.trace):
+        for trace in options.trace:
+            print(f"{trace}: {chakra.in_words(chakra.read(trace))}")
+        return 0
     _refuse_what_is_of_algorithms(options)
     only_data = options.json or options.csv is not None or options.export is not None
     _refuse_what_would_do_nothing(options, only_data)

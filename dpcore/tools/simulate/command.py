@@ -20,8 +20,9 @@ from dpcore.reference.launches import ACROSS_STEPS, CAPPED, SCHEDULES
 from dpcore.tools.argument_types import name_and_cap
 from dpcore.tools.simulate.calibration import calibrated
 from dpcore.tools.simulate.choice import AUTO
+from dpcore.tools.simulate.control import name_of
 from dpcore.tools.simulate.gradients import Gradients, gradients_of
-from dpcore.tools.simulate.heard import name_of
+from dpcore.tools.simulate.graphs import is_graph, predict_graphs, read_graphs
 from dpcore.tools.simulate.links import Links
 from dpcore.tools.simulate.local_updates import LocalUpdates
 from dpcore.tools.simulate.plan import Hook
@@ -49,6 +50,8 @@ NOT_MODELLED = "memory bandwidth that ranks of a host share; other jobs on the n
 
 def run(options: argparse.Namespace) -> int:
     """Predicts and prints; the exit status."""
+    if any(map(is_graph, options.gradients)):
+        return _run_graphs(options)
     recorded = gradients_of(*options.gradients)
     for name in options.algorithm:
         if not is_own(name) and name not in (AUTO, *algorithms_of("all_reduce")):
@@ -110,6 +113,35 @@ def run(options: argparse.Namespace) -> int:
                 lines.append(facts | asdict(one))
             if not options.json:
                 _tell(work, words, predictions, ranges)
+    if options.json:
+        json.dump(lines, sys.stdout, indent=1)
+        print()
+    return 0
+
+
+def _run_graphs(options: argparse.Namespace) -> int:
+    """Chakra's traces, instead of a recorded run."""
+    for name in ("html", "page", "until", "best", "straggler", "hook"):
+        if getattr(options, name):
+            raise Unsupported(f"--{name} is for a recorded run, and {options.gradients[0]} is none")
+    graphs = read_graphs(options.gradients)
+    of_files = len(graphs) if len(graphs) > 1 else 2
+    calibration = options.calibration and calibrated(options.calibration)
+    processors = calibration.processors if calibration else Processors.free()
+    lines = []
+    for words, links in _links_of(options):
+        for world in options.world or [of_files]:
+            if len(graphs) > 1 and world != len(graphs):
+                raise Unsupported(f"--world {world}: there are traces of {len(graphs)} ranks")
+            for algorithm in options.algorithm:
+                one = predict_graphs(graphs, world, links, algorithm, processors)
+                lines.append({"link": words, **asdict(one), "exposed_ms": one.exposed_ms})
+                if not options.json:
+                    print(
+                        f"{one.collectives} collectives of {one.nbytes / 2**20:.1f} MiB by "
+                        f"{one.algorithm} on {world} ranks, link {words}: "
+                        f"{short(one.total_ms)} ms, of which {short(one.compute_ms)} ms computing"
+                    )
     if options.json:
         json.dump(lines, sys.stdout, indent=1)
         print()

@@ -13,8 +13,8 @@ from html import escape
 
 from dpcore.base.link import Speed
 from dpcore.base.markup import short
+from dpcore.tools.simulate.control import name_of
 from dpcore.tools.simulate.gradients import Gradients
-from dpcore.tools.simulate.heard import name_of
 from dpcore.tools.simulate.links import Links
 from dpcore.tools.simulate.questions import Asked, is_extrapolated, on_ranks
 from dpcore.tools.simulate.training import Prediction

@@ -13,9 +13,8 @@ from itertools import pairwise
 from typing import Protocol
 
 from dpcore.errors import Error
-from dpcore.tools.simulate.control import Control
+from dpcore.tools.simulate.control import Control, HeardSchedule
 from dpcore.tools.simulate.gradients import Gradients
-from dpcore.tools.simulate.heard import HeardSchedule
 from dpcore.tools.simulate.network import Network
 from dpcore.tools.simulate.plan import Matching
 from dpcore.tools.simulate.stragglers import Pace

@@ -20,8 +20,8 @@ from dpcore.errors import Unsupported
 from dpcore.reference.buckets import plan_buckets
 from dpcore.reference.launches import ACROSS_STEPS, SCHEDULES, make_launch_schedule
 from dpcore.tools.simulate.classes import RepresentativeNetwork, stands_for_all
+from dpcore.tools.simulate.control import HeardSchedule, copies_for, name_of
 from dpcore.tools.simulate.gradients import DEFAULT_CAPS, Gradients
-from dpcore.tools.simulate.heard import HeardSchedule, copies_for, name_of
 from dpcore.tools.simulate.links import Links
 from dpcore.tools.simulate.local_updates import LocalUpdates, local_ranks
 from dpcore.tools.simulate.network import Network
