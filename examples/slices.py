@@ -58,6 +58,8 @@ class ByteScheduler(P3):
         self._credit, self._next = credit, (0, 0)  # a bucket, and a slice of it
 
     def bucket_ready(self, control: dp.LaunchControl, bucket: int) -> None:
+        if self._next[0] >= control.buckets:  # of the step before
+            self._next = (0, 0)
         self._send(control)
 
     def slice_complete(self, control: dp.LaunchControl, bucket: int, slice: int) -> None:
@@ -65,8 +67,9 @@ class ByteScheduler(P3):
 
     def backward_end(self, control: dp.LaunchControl) -> None:
         for bucket in range(control.buckets):
-            control.launch(bucket, priority=bucket)  # what is left of it
-        self._next = (0, 0)
+            if control.next_phase(bucket) == "all_reduce":
+                control.launch(bucket, priority=bucket)  # what is left of it
+        self._next = (control.buckets, 0)
 
     def _send(self, control: dp.LaunchControl) -> None:
         bucket, number = self._next

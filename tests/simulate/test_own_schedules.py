@@ -177,6 +177,14 @@ def test_the_command_takes_a_file(name, tmp_path, capsys):
     assert "bucketed" in out
 
 
+@pytest.mark.parametrize("name", ["P3", "ByteScheduler"])
+@pytest.mark.parametrize("link", LINKS)
+def test_slices_of_the_example_take_about_what_priority_takes(name, link):
+    sliced = named_or_own(f"{EXAMPLE.with_name('slices.py')}:{name}")
+    whole_ms = predict(work(2), link, "priority", 0).step_ms
+    assert predict(work(2), link, sliced, 0).step_ms < 1.3 * whole_ms
+
+
 @pytest.mark.parametrize(
     ("wish", "message"),
     (
