@@ -388,8 +388,7 @@ void Reducer::open(bool again) {
   for (StepRecord::OfBucket& bucket : record_.buckets) {
     bucket.begin();
   }
-  norms_.begin(iteration_.completed, slot_of_norms(), again,
-               progress_.phases().begins_with_half());
+  norms_.begin(iteration_.completed, slot_of_norms(), again, progress_.phases().begins_with_half());
   outermost_is_known_ = false;
   has_ended_ = false;
   if (static_graph_) {
