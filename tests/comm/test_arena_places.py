@@ -1,7 +1,9 @@
 """Where arenas are mapped: the same offset of two must not look alike to a cache (decision 47), and
 an arena takes addresses as it grows (decision 1)."""
 
+import contextlib
 import gc
+import os
 import resource
 import uuid
 
@@ -75,6 +77,42 @@ def test_an_arena_grows_by_segments_that_peers_find_by_themselves(mode):
     sizes = dpcore.spawn(body, 2, mode=mode)
     if mode == "processes":  # the own arena and the peer's: 64, 64 and 128 MiB of each
         assert sizes == [8 * FIRST_SEGMENT] * 2
+
+
+def held_bytes():
+    """Memory of this process's own arenas."""
+    held = 0
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # the one that lists
+            if "memfd:dpcore-arena" in os.readlink(f"/proc/self/fd/{number}"):
+                held += os.stat(f"/proc/self/fd/{number}").st_blocks * 512
+    return held
+
+
+def test_memory_that_is_too_small_for_a_block_goes_back_when_an_arena_grows_for_it():
+    mib = 1 << 18  # elements of float32
+
+    def body(comm):
+        before = held_bytes()
+        small = [comm.empty(40 * mib).fill_(1.0) for _ in range(2)]  # in two segments
+        del small
+        assert held_bytes() - before >= 75 << 20
+        large = comm.empty(100 * mib).fill_(comm.rank + 1.0)
+        assert held_bytes() - before < 110 << 20
+        again = [comm.empty(n * mib) for n in (10, 30, 40)]  # where memory was given back
+        assert held_bytes() - before >= 165 << 20
+        assert all(not block.any() for block in again)
+        for block in (large, *again):
+            block.fill_(comm.rank + 1.0)
+            comm.all_reduce(block)
+            assert block[[0, -1]].tolist() == [3.0, 3.0]
+        del again, block
+        larger = comm.empty(120 * mib)
+        assert held_bytes() - before < 230 << 20
+        comm.all_reduce(larger.fill_(1.0))
+        assert larger[-1] == 2.0
+
+    dpcore.spawn(body, 2)
 
 
 @pytest.mark.parametrize(("world", "groups"), [(2, 300), (8, 80)])

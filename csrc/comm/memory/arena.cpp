@@ -23,6 +23,7 @@ namespace {
 
 constexpr size_t kPage = 4096;
 constexpr size_t kGrowthStep = size_t{1} << 20;
+constexpr size_t kLargeHole = size_t{8} << 20;
 constexpr size_t kFirstSegment = size_t{64} << 20;
 constexpr size_t kMost = size_t{1} << 46;  // half of what a process can address
 
@@ -161,8 +162,11 @@ std::shared_ptr<std::byte> Arena::allocate(size_t bytes, size_t alignment) {
   const uint32_t count = count_.load(std::memory_order_relaxed);
   for (uint32_t i = 0; i < count; ++i) {
     if (const auto offset = segments_[i].blocks.allocate(bytes, alignment)) {
-      return block(i, *offset);
+      return block(i, *offset, bytes);
     }
+  }
+  if (bytes >= kLargeHole) {
+    empty_holes();
   }
   uint32_t i = 0;
   while (i < count && segments_[i].blocks.size_for(bytes, alignment) > segments_[i].bytes()) {
@@ -172,10 +176,16 @@ std::shared_ptr<std::byte> Arena::allocate(size_t bytes, size_t alignment) {
     add_segment(bytes);
   }
   grow(segments_[i], bytes, alignment);
-  return block(i, segments_[i].blocks.allocate(bytes, alignment).value());
+  return block(i, segments_[i].blocks.allocate(bytes, alignment).value(), bytes);
 }
 
-std::shared_ptr<std::byte> Arena::block(uint32_t segment, size_t offset) {
+std::shared_ptr<std::byte> Arena::block(uint32_t segment, size_t offset, size_t bytes) {
+  try {
+    refill(segments_[segment], offset, bytes);
+  } catch (const Error&) {
+    segments_[segment].blocks.free(offset);
+    throw;
+  }
   return {segments_[segment].base + offset, [self = shared_from_this(), segment, offset](
                                                 std::byte*) { self->release(segment, offset); }};
 }
@@ -214,13 +224,52 @@ void Arena::grow(Segment& segment, size_t bytes, size_t alignment) {
   const size_t wanted = std::max(segment.blocks.size_for(bytes, alignment), shared_step);
   const size_t new_size = std::min(round_up(wanted, kPage), segment.bytes());
   fault::reach(fault::Point::grow, rank_, 0);
-  const int problem = allocate_undisturbed(fd(), segment.begin + old_size, new_size - old_size);
-  if (problem != 0) {
+  get_memory(segment, old_size, new_size);
+  segment.blocks.grow(new_size);
+}
+
+void Arena::get_memory(const Segment& segment, size_t from, size_t to) {
+  if (const int problem = allocate_undisturbed(fd(), segment.begin + from, to - from)) {
     throw Error("arena of rank " + std::to_string(rank_) + ": no memory to grow from " +
-                std::to_string(old_size) + " to " + std::to_string(new_size) + " bytes (" +
+                std::to_string(from) + " to " + std::to_string(to) + " bytes (" +
                 std::strerror(problem) + "); use smaller buffers or raise the memory limit");
   }
-  segment.blocks.grow(new_size);
+}
+
+// ---- holes that are empty --------------------------------------------------------------------
+
+void Arena::empty_holes() {
+  for (uint32_t i = 0; i < count_.load(std::memory_order_relaxed); ++i) {
+    Segment& segment = segments_[i];
+    for (const auto& [offset, bytes] : segment.blocks.holes()) {
+      if (bytes >= kLargeHole) {
+        give_back(segment.base + offset, bytes);
+        segment.empty.erase(segment.empty.lower_bound(offset),
+                            segment.empty.lower_bound(offset + bytes));
+        segment.empty.emplace(offset, bytes);
+      }
+    }
+  }
+}
+
+// What of a block went back to the machine before has memory again afterwards.
+void Arena::refill(Segment& segment, size_t offset, size_t bytes) {
+  const size_t end = offset + bytes;
+  for (auto range = segment.empty.begin(); range != segment.empty.end();) {
+    const auto [at, length] = *range;
+    if (at >= end || at + length <= offset) {
+      ++range;
+      continue;
+    }
+    get_memory(segment, std::max(at, offset), std::min(at + length, end));
+    range = segment.empty.erase(range);
+    if (at < offset) {
+      segment.empty.emplace(at, offset - at);
+    }
+    if (end < at + length) {
+      segment.empty.emplace(end, at + length - end);
+    }
+  }
 }
 
 Error Arena::no_addresses(size_t bytes) const {

@@ -8,7 +8,8 @@
 // map it when they first meet an offset in it, without asking: a mapping can be made from another
 // one of the same file (mremap). So a process has addresses for a million arenas, and each of them
 // is as large as memory allows. The file is sealed against shrinking, so no peer can be made to
-// fault by another.
+// fault by another. When it grows for a large block, large holes that were too small for it go back
+// to the machine, and get memory again when they are handed out.
 //
 // Ownership: the owner rank allocates and frees blocks, under a lock of its process that no
 // transfer ever takes. Peers only read and write bytes of blocks that an operation names.
@@ -20,6 +21,7 @@
 #include <array>
 #include <atomic>
 #include <cstddef>
+#include <map>
 #include <memory>
 #include <mutex>
 
@@ -72,12 +74,16 @@ class Arena : public std::enable_shared_from_this<Arena> {
     std::byte* base = nullptr;
     size_t begin = 0;  // in the file
     size_t end = 0;
-    ArenaBlocks blocks;  // by their offset in the segment
+    ArenaBlocks blocks;              // by their offset in the segment
+    std::map<size_t, size_t> empty;  // ranges that went back to the machine: offset -> bytes
     size_t bytes() const { return end - begin; }
   };
 
   Arena() = default;
-  std::shared_ptr<std::byte> block(uint32_t segment, size_t offset);
+  std::shared_ptr<std::byte> block(uint32_t segment, size_t offset, size_t bytes);
+  void get_memory(const Segment& segment, size_t from, size_t to);
+  void refill(Segment& segment, size_t offset, size_t bytes);
+  void empty_holes();
   void grow(Segment& segment, size_t bytes, size_t alignment);
   void add_segment(size_t bytes);
   void show(const Segment& segment);

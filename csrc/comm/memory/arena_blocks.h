@@ -73,6 +73,8 @@ class ArenaBlocks {
     }
   }
 
+  // The free ranges: offset -> bytes.
+  const std::map<size_t, size_t>& holes() const { return free_; }
   size_t size() const { return size_; }
   size_t used_bytes() const { return used_bytes_; }
 
