@@ -1,5 +1,7 @@
 """Wrappers within wrappers: refused for the same parameters, fine for different ones."""
 
+import threading
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -77,3 +79,33 @@ def test_a_model_may_be_wrapped_again_when_the_wrapper_is_not_part_of_it():
         return module.weight.grad.tolist()
 
     assert dpcore.spawn(body, 2, mode="threads") == [[[1.0, 1.0]]] * 2
+
+
+def test_forwards_of_two_threads_leave_no_model_behind():
+    """torch's class says which model runs. The second thread saw the first one's there, and put it
+    back when the first one's forward was over."""
+
+    class Waits(nn.Linear):
+        def __init__(self, entered, may_end):
+            super().__init__(2, 1)
+            self.entered, self.may_end = entered, may_end
+
+        def forward(self, x):
+            self.entered.set()
+            assert self.may_end.wait(20)
+            return super().forward(x)
+
+    def body(comm):
+        begun, over = threading.Event(), threading.Event()
+        first, second = Waits(threading.Event(), begun), Waits(begun, over)
+        models = [dpcore.DataParallel(module, comm=comm) for module in (first, second)]
+        threads = [threading.Thread(target=model, args=(torch.ones(1, 2),)) for model in models]
+        threads[0].start()
+        assert first.entered.wait(20)
+        threads[1].start()
+        threads[0].join()
+        over.set()
+        threads[1].join()
+        return DistributedDataParallel._active_ddp_module is None
+
+    assert dpcore.spawn(body, 1) == [True]
