@@ -37,6 +37,11 @@ class Layers(nn.Module):
         return x
 
 
+class WithLoss(Layers):
+    def forward(self, x):
+        return super().forward(x).square().sum()
+
+
 class Bent(Layers):
     """Inductor writes into what sin has saved, where nothing needs it any more."""
 
@@ -325,14 +330,32 @@ def changing_rows(comm):
 
 
 def loss_in_the_graph(comm):
+    """The compiled node begins the backward, so torch does not list it among its nodes."""
     run = Run(comm, how="not")
 
     @torch.compile
     def loss(x):
-        return run.model(x)
+        return run.model(x).square().sum()
 
-    run.forward = loss
-    return [run.step()]
+    xs = run.inputs()
+    loss(xs[comm.rank]).backward()
+    run.alone_on(xs)
+    run.check()
+    return [run.early]
+
+
+def loss_in_forward(comm):
+    run = Run(comm, WithLoss)
+    early = []
+    for _ in range(2):
+        run.zero_grad()
+        xs = run.inputs()
+        run.forward(xs[comm.rank]).backward()
+        (sum(run.alone(x) for x in xs) / 2).backward()
+        run.check()
+        early.append(run.early)
+    assert run.model._reducer.compiled_gradients == 3
+    return early
 
 
 def under_autocast(comm):
@@ -431,6 +454,7 @@ CASES = {
     "FP16_COMPRESS": (compressed, {}, [3]),
     "rows that change": (changing_rows, {}, [3, 3, 3]),
     "the loss in the graph": (loss_in_the_graph, {}, [3]),
+    "a module that returns its loss": (loss_in_forward, {}, [3, 3]),
     "autocast": (under_autocast, {}, [3]),
     "compiled before it was wrapped": (compiled_and_run_before, {}, [0] * 4),
     "a bucket cap below 1 MiB": (steps, {"bucket_cap_mb": 0.0001}, [3, 3]),

@@ -73,6 +73,37 @@ bool has_hooks_of_others(Node& node) {
          !std::all_of(node.pre_hooks().begin(), node.pre_hooks().end(), is_ours);
 }
 
+// Where a backward begins with one node, it is not among those that torch lists. The first of our
+// hooks to run in a backward sees it, if it is there.
+struct Begin {
+  int run = -1;
+  const torch::autograd::Node* node = nullptr;
+};
+thread_local Begin begin_of_backward;
+
+void look_for_begin() {
+  const int run = torch::autograd::get_current_graph_task_id();
+  const auto* nodes = torch::autograd::get_current_graph_task_nodes_in_graph();
+  if (run < 0 || run == begin_of_backward.run || nodes == nullptr) {
+    return;
+  }
+  const auto node = torch::autograd::get_current_node();
+  begin_of_backward = {run, node && !nodes->contains(node.get()) ? node.get() : nullptr};
+}
+
+template <typename Use>
+void for_each_node_of_backward(const Use& use) {
+  const auto* nodes = torch::autograd::get_current_graph_task_nodes_in_graph();
+  if (nodes == nullptr) {
+    return;
+  }
+  std::for_each(nodes->begin(), nodes->end(), use);
+  if (begin_of_backward.run == torch::autograd::get_current_graph_task_id() &&
+      begin_of_backward.node != nullptr) {
+    use(begin_of_backward.node);
+  }
+}
+
 class PassedHook final : public torch::autograd::FunctionPreHook {
  public:
   PassedHook(std::shared_ptr<std::atomic<int>> last_run, std::shared_ptr<BirthPlan> births)
@@ -80,6 +111,7 @@ class PassedHook final : public torch::autograd::FunctionPreHook {
 
   torch::autograd::variable_list operator()(const torch::autograd::variable_list& grads) override {
     last_run_->store(torch::autograd::get_current_graph_task_id());
+    look_for_begin();
     if (births_) {
       births_->backward_begins();
     }
@@ -150,6 +182,7 @@ void GradientHooks::find_reached(const std::vector<at::Tensor>& outputs,
 // ---- compiled backwards ----------------------------------------------------------------------
 
 void hear_computed(const at::Tensor& value, int64_t output) {
+  look_for_begin();
   const auto running = torch::autograd::get_current_node();
   // With inputs= of a backward, or torch.autograd.grad, not every edge is used.
   if (!running || output < 0 || static_cast<size_t>(output) >= running->num_outputs() ||
@@ -188,26 +221,21 @@ bool GradientHooks::is_only_edge(size_t gradient) {
   if (run != edges_of_) {
     edges_of_ = run;
     edges_.assign(installed_.size(), 0);
-    for (const torch::autograd::Node* node :
-         *torch::autograd::get_current_graph_task_nodes_in_graph()) {
+    for_each_node_of_backward([this](const torch::autograd::Node* node) {
       for (const auto& edge : node->next_edges()) {
         if (const auto found = gradient_of_.find(edge.function.get());
             found != gradient_of_.end()) {
           ++edges_[found->second];
         }
       }
-    }
+    });
   }
   return edges_[gradient] == 1;
 }
 
 size_t GradientHooks::count_compiled() const {
-  const auto* nodes = torch::autograd::get_current_graph_task_nodes_in_graph();
-  if (nodes == nullptr) {
-    return 0;
-  }
   size_t count = 0;
-  for (const torch::autograd::Node* node : *nodes) {
+  for_each_node_of_backward([&](const torch::autograd::Node* node) {
     const auto& edges = node->next_edges();
     const size_t ours = std::count_if(edges.begin(), edges.end(), [this](const auto& edge) {
       return gradient_of_.contains(edge.function.get());
@@ -215,7 +243,7 @@ size_t GradientHooks::count_compiled() const {
     if (ours > 0 && node->name() == kCompiledNode) {
       count += ours;
     }
-  }
+  });
   return count;
 }
 
