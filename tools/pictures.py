@@ -165,6 +165,28 @@ def born() -> Picture:
     return drawn
 
 
+def compiled() -> Picture:
+    """Backward of four layers, last layer first, and when each gradient is sent."""
+    drawn = Picture(720, 284)
+    ways = (("eager", 120, True), ("compiled", 90, False), ("with operations", 90, True))
+    for row, (title, width, leaves) in enumerate(ways):
+        y = 30 + 82 * row
+        drawn.text(10, y + 17, title)
+        if title == "eager":
+            for number in range(4):
+                drawn.box(140 + width * number, y, width - 4, 26, RANKS[0], f"layer {4 - number}")
+        else:
+            drawn.box(140, y, 4 * width - 4, 26, RANKS[0], "one function: layers 4 to 1")
+        for number in range(4):
+            ready = 140 + width * (number + 1 if leaves else 4)
+            begin = ready if leaves else ready + 50 * number
+            drawn.box(
+                begin, y + 32, 48, 22, GREEN if begin < 140 + 4 * width else RED, str(4 - number)
+            )
+    drawn.text(10, 274, "green: sent while backward computes; red: exposed", "start", INK, 13)
+    return drawn
+
+
 def printed(page: str) -> list[list[float]]:
     """The numbers in each line that the first code of a page prints."""
     (path,) = (ROOT / "docs" / "learn").glob(f"{page}-*.md")
@@ -210,6 +232,7 @@ OF_LESSONS: dict[str, Callable[[], Picture]] = {
     "20-held-once": pictures_of_parts.held,
     "21-no-error": no_error,
     "22-where-a-gradient-lies": born,
+    "23-a-compiled-backward": compiled,
 }
 PICTURES = {f"learn/{name}": draw for name, draw in OF_LESSONS.items()} | {
     "first_screen": lambda: pictures_of_results.first_screen(load("first_screen")),
