@@ -207,6 +207,11 @@ calls = {
     "schedule_cost": lambda: dp.schedule_cost(ring, 8, 4),
     "compose_comm_hooks": lambda: dp.compose_comm_hooks((None, lambda state, bucket: None)),
     "current": lambda: dp.current(),
+    "elastic": lambda: dp.elastic(
+        model,
+        torch.optim.SGD(model.parameters(), 0.1),
+        torch.utils.data.DistributedSampler([1], 1, 0),
+    ),
     "gradient_noise_scale": lambda: dp.gradient_noise_scale(model),
     "measure_overlap": lambda: dp.measure_overlap(model, lambda: None),
     "mesh": lambda: dp.mesh(dp.current(), data=1),
@@ -219,7 +224,7 @@ calls = {
 kinds = (dp.Communicator, dp.DataParallel, dp.LaunchControl, dp.LaunchSchedule, dp.Overlap)
 kinds += (dp.BackendOptions, dp.MpiCommunicator, dp.TorchCommunicator)
 kinds += (dp.CheckResult, dp.DistributedOptimizer, dp.GradientNoiseScale, dp.Monitor)
-kinds += (dp.DiLoCo, dp.LocalSGD, dp.Schedule, dp.Trace, dp.Work, dp.Error)
+kinds += (dp.DiLoCo, dp.ElasticRun, dp.LocalSGD, dp.Schedule, dp.Trace, dp.Work, dp.Error)
 kinds += (dp.Mismatch, dp.MistakeWarning, dp.PeerLost, dp.RendezvousError, dp.Timeout)
 kinds += (dp.Unsupported,)
 assert all(inspect.isclass(kind) for kind in kinds)

@@ -1,6 +1,7 @@
 """``dpcore bench --reproduce``: claims from the committed results, and what becomes of them."""
 
 import doctest
+import re
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ from benchmarks.harness.figures import load
 from dpcore.__main__ import main
 from dpcore.tools.compare import bench
 from dpcore.tools.ratios import Estimate
+from dpcore.tools.records import ROOT
 
 
 def claims():
@@ -21,7 +23,8 @@ def test_the_claims_are_those_of_the_readme():
     found = {claim.what: claim.ratio for claim in claims()}
     assert len(found) == 6 + 4 * 3
     step = found["a step, a host, MLP, 42 M"]
-    assert step.high < 1 and f"{step.median:.2f}" == "0.70"
+    (row,) = re.findall(r"^\| a host \| MLP.*$", (ROOT / "README.md").read_text(), re.M)
+    assert step.high < 1 and f"| {step.median:.2f} (" in row
     assert found["all-reduce of 1 MiB, Gloo"].high < 0.1
 
 
