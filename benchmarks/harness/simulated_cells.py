@@ -93,6 +93,10 @@ class Cell:
     def counts(self) -> bool:
         return self.difference <= MOST_DIFFERENCE
 
+    @property
+    def is_clearly_off(self) -> bool:
+        return abs(self.error) > 3 * self.difference
+
     def __str__(self) -> str:
         return (
             f"{self.contender.removeprefix('dpcore '):42}{self.measured_ms:9.2f} ms, predicted "
