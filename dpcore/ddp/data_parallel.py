@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -55,13 +54,6 @@ from dpcore.ddp.wrapper.wrapped import profiled_as
 from dpcore.errors import Unsupported
 from dpcore.recorder import facts as trace_facts
 from dpcore.recorder.step_facts import StepFacts
-
-
-class _Running(threading.local):
-    model: Any = None  # whose forward this thread runs
-
-
-_running = _Running()
 
 
 @without_torchs_machinery
@@ -357,14 +349,12 @@ class DataParallel(FlushedBefore, TorchSurface):
             run = tracing.seen_by_dynamo(run)
         # dynamo asks for it when it compiles: compiled/tracing.py.
         before = DistributedDataParallel._active_ddp_module
-        if isinstance(before, DataParallel) and before is not _running.model:
-            before = None  # another thread's, which may end first
+        if before is not None and all(part is not self for part in before.modules()):
+            before = None  # not around this model, but in another thread, and may end first
         DistributedDataParallel._active_ddp_module = self
-        outer, _running.model = _running.model, self
         try:
             return run(*inputs, **kwargs)
         finally:
-            _running.model = outer
             DistributedDataParallel._active_ddp_module = before
 
     def _expect_gradients(self, output: Any, synchronised: bool) -> Any:
