@@ -35,7 +35,7 @@ def varied(processors: Processors, times: float) -> Processors:
     """As another calibration might have found them; ``times``: 1 for dearer ones, -1 for cheaper.
 
     >>> varied(Processors(operation=1e-4), 1).operation
-    0.000116
+    0.000114
     """
     found = {
         name: getattr(processors, name) * (1 + times * share)
