@@ -34,7 +34,7 @@ CALIBRATIONS = {
 def varied(processors: Processors, times: float) -> Processors:
     """As another calibration might have found them; ``times``: 1 for dearer ones, -1 for cheaper.
 
-    >>> varied(Processors(operation=1e-4), 1).operation
+    >>> round(varied(Processors(operation=1e-4), 1).operation, 6)
     0.000114
     """
     found = {
