@@ -28,6 +28,10 @@ BATCH_UNKNOWN = (
     "the model's inputs hold no tensor whose first dimension is the batch; say how many samples a "
     "forward takes on a rank, batch_size=32"
 )
+OLD_GRADIENTS = (
+    "the gradients of the last step are still there, and those of this step would be added to "
+    "them; call optimizer.zero_grad() in each step, and accumulate with model.no_sync()"
+)
 
 
 class Square(NamedTuple):
@@ -186,6 +190,12 @@ class GradientNoiseScale:
                 "gradient_noise_scale: no step was measured yet; run forward and backward of the "
                 "model within the block"
             )
+
+
+def has_old_gradients(parameters: Sequence[torch.Tensor]) -> bool:
+    """Whether gradients were not zeroed. Looks only at the smallest parameter, which is cheap."""
+    smallest = min(parameters, key=torch.Tensor.numel)
+    return smallest.grad is not None and bool(smallest.grad.any())
 
 
 def squared_norm(parameters: Sequence[torch.Tensor]) -> float:

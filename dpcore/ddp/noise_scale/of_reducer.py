@@ -15,8 +15,10 @@ import torch
 
 from dpcore.ddp.noise_scale.estimate import (
     BATCH_UNKNOWN,
+    OLD_GRADIENTS,
     GradientNoiseScale,
     Square,
+    has_old_gradients,
     squared_norm,
     variance_of_mean,
 )
@@ -57,12 +59,10 @@ class OfReducer(GradientNoiseScale):
         before = self._accumulated
         alone = model.group.world_size == 1
         number, is_due = self._of_this_step(model._reducer)
-        if not before and _has_old_gradients(model):
-            self._give_up(
-                "the gradients of the last step are still there, and those of this step would be "
-                "added to them; call optimizer.zero_grad() in each step, and accumulate with "
-                "model.no_sync()"
-            )
+        # Across steps they may be in flight, and the schedule itself finds out.
+        looks = not before and model._across is None
+        if looks and has_old_gradients(model._parameters_by_number):
+            self._give_up(OLD_GRADIENTS)
             return
         if before and is_due and alone and len(before) == 1:
             self._first = squared_norm(model._parameters_by_number)
@@ -102,15 +102,6 @@ class OfReducer(GradientNoiseScale):
                 yield first, Square(mean / batches**2, variance)
             else:
                 yield Square(own, variance), Square(mean, variance / self._model.group.world_size)
-
-
-def _has_old_gradients(model: Any) -> bool:
-    """Whether gradients were not zeroed. Looks only at the smallest parameter, which is cheap.
-    Where they may be in flight, the schedule itself finds out."""
-    if model._across is not None:
-        return False
-    smallest = min(model._parameters_by_number, key=torch.Tensor.numel)
-    return smallest.grad is not None and bool(smallest.grad.any())
 
 
 def why_not(model: Any) -> str:

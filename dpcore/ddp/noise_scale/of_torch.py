@@ -15,9 +15,11 @@ import torch.distributed as dist
 
 from dpcore.ddp.noise_scale.estimate import (
     BATCH_UNKNOWN,
+    OLD_GRADIENTS,
     Exchange,
     GradientNoiseScale,
     Square,
+    has_old_gradients,
     squared_norm,
     variance_of_mean,
 )
@@ -63,12 +65,8 @@ class OfTorch(GradientNoiseScale):
         if samples == 0:
             self._give_up(BATCH_UNKNOWN)
             return
-        if not self._accumulated and _has_old_gradients(self._parameters):
-            self._give_up(
-                "the gradients of the last step are still there, and those of this step would be "
-                "added to them; call optimizer.zero_grad() in each step, and accumulate with "
-                "model.no_sync()"
-            )
+        if not self._accumulated and has_old_gradients(self._parameters):
+            self._give_up(OLD_GRADIENTS)
             return
         self._accumulated.append(samples)
         if not model.require_backward_grad_sync:
@@ -113,9 +111,3 @@ class OfTorch(GradientNoiseScale):
     def _new(self) -> Iterable[tuple[Square, Square]]:
         while self._measured:
             yield self._measured.popleft().squares(dist.get_world_size(self._model.process_group))
-
-
-def _has_old_gradients(parameters: list[torch.nn.Parameter]) -> bool:
-    """Looks only at the smallest one, which is cheap."""
-    smallest = min(parameters, key=torch.Tensor.numel)
-    return smallest.grad is not None and bool(smallest.grad.any())
