@@ -120,6 +120,9 @@ RING, SCRATCH = PLANS["ring.xml"], PLANS["in_scratch.xml"]
         (' cnt="1"', ' cnt="one"', r"line 4: cnt='one' is no number$"),
         ('<algo name="mine"', "<algo", r"line 1: <algo> has no name$"),
         ("<gpu id", "<op/><gpu id", r"line 2: <op> in <algo> is not of an MSCCLang plan$"),
+        (' cnt="1"', f' cnt="{10**12}"', r"line 4 \(gpu 0, .*\): cnt=10{12}: it is"),
+        ('perloop="4"', 'perloop="99999999"', r"line 1: it has 99999999 chunks on each of 4 gpus"),
+        ('ngpus="4"', f'ngpus="{10**15}"', r"line 1: ngpus=10{15}, and the ids of its gpus are"),
     ],
 )  # fmt: skip
 def test_a_mutated_ring_is_refused_with_the_place(file, old, new, says):

@@ -24,6 +24,9 @@ COLLECTIVES = {  # as the formats write them
 }
 
 
+MOST_CHUNKS = 1 << 20  # of all ranks together, which is beyond any plan that could be followed
+
+
 class PlanError(ScheduleError):
     """A file is no plan, or its plan is wrong; it says where."""
 
@@ -91,6 +94,10 @@ class Buffers:
     ) -> None:
         if world < 1 or per_gpu < 1:
             raise PlanError(f"it has {per_gpu} chunks on {world} gpus")
+        if per_gpu * world > MOST_CHUNKS:
+            raise PlanError(
+                f"it has {per_gpu} chunks on each of {world} gpus; {MOST_CHUNKS} in all are read"
+            )
         if collective != "all_reduce" and per_gpu % world:
             raise PlanError(f"{collective}: {per_gpu} chunks do not divide among {world} gpus")
         share = per_gpu // world

@@ -15,6 +15,7 @@ from pathlib import Path
 from xml.parsers import expat
 
 from dpcore.reference.plans.blocks import (
+    MOST_CHUNKS,
     Block,
     BlockPlan,
     Buffers,
@@ -61,14 +62,14 @@ class _Element:
         try:
             return int(text)
         except ValueError:
-            raise PlanError(f"line {self.line}: {name}={text!r} is no number") from None
+            raise PlanError(f"line {self.line}: {name}={text!r:.40} is no number") from None
 
 
 def read(path: Path) -> BlockPlan:
     algo = _tree(path)
     world = algo.number("ngpus")
     gpus = {gpu.number("id"): gpu for gpu in algo.children}
-    if sorted(gpus) != list(range(world)) or len(algo.children) != world:
+    if len(algo.children) != world or sorted(gpus) != list(range(world)):
         raise PlanError(f"line {algo.line}: ngpus={world}, and the ids of its gpus are {[*gpus]}")
     try:
         collective = collective_of(algo.text("coll"))
@@ -136,13 +137,15 @@ def _step(
     if kind not in _TYPES:
         raise PlanError(f"type {kind!r} is not one of {', '.join(_TYPES)}")
     does = _TYPES[kind].split()
+    count = step.number("cnt", 1)
+    if does and not 1 <= count <= MOST_CHUNKS:
+        raise PlanError(f"cnt={count}: it is a number of chunks")
     after: tuple[tuple[Block, int], ...] = ()
     if step.number("depid", -1) >= 0:
         after = (((rank, step.number("depid")), step.number("deps")),)
 
     def slots(side: str) -> tuple[Slot, ...]:
-        first, count = step.number(f"{side}off"), step.number("cnt", 1)
-        return buffers.slots(rank, step.text(f"{side}buf"), first, count)
+        return buffers.slots(rank, step.text(f"{side}buf"), step.number(f"{side}off"), count)
 
     def peer(way: str) -> int:
         found = block.number(way)
@@ -150,7 +153,7 @@ def _step(
             raise PlanError(f"type {kind!r}, and its thread block has {way}={found}")
         return found
 
-    none: list[tuple[Slot, ...]] = [()] * (step.number("cnt", 1) if does else 0)
+    none: list[tuple[Slot, ...]] = [()] * (count if does else 0)
     read = [(slot,) for slot in slots("src")] if "read" in does else none
     written = [(slot,) for slot in slots("dst")] if "write" in does else none
     sums = [
