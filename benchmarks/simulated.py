@@ -45,7 +45,7 @@ from dpcore.tools.compare.training.ranks import beside_gloo
 from dpcore.tools.ratios import of_slowest_rank
 from dpcore.tools.records import ROOT, keep, run_facts
 from dpcore.tools.simulate import gradients_of
-from dpcore.tools.simulate.calibration import calibrated
+from dpcore.tools.simulate.processors import calibrated
 
 TRACED_STEPS = 8
 OF_TORCH = ".pt.trace.json"

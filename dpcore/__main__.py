@@ -181,9 +181,7 @@ def _add_show(commands: Commands) -> None:
     types.add(show, "--collective", said="one, for an algorithm; default: all_reduce, if it has it")
     show.add_argument("--png", type=Path, metavar="FILE", help="draw a step as a picture, too")
     types.add(show, "--steps", said="to draw; default: the one of median length")
-    show.add_argument(
-        "--csv", type=Path, metavar="FILE", help="write a row per bucket ('-' prints them), no page"
-    )
+    types.add(show, "--csv", said="one per bucket, and no page")
     show.add_argument(
         "--export",
         choices=["kineto", "chakra"],
@@ -295,6 +293,13 @@ def _add_simulate(commands: Commands) -> None:
         metavar="FILE",
         help="the page of dpcore show, of the first schedule as if it had run",
     )
+    simulate.add_argument(
+        "--measured",
+        type=Path,
+        metavar="FILE",
+        help="a compare.jsonl of dpcore compare: errors in table, CSV and JSON, dots in --html",
+    )
+    types.add(simulate, "--csv", said="one per prediction")
     types.add(simulate, "--json", said="a list")
 
 

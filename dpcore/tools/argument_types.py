@@ -203,6 +203,7 @@ _GRAMMAR: dict[str, tuple[str, dict[str, Any]]] = {
     "--op": ("sum, mean, prod, min or max", {"metavar": "OP"}),
     "--quick": ("fewer and shorter rounds", {"action": "store_true"}),
     "--out": ("folder for what is made", {"type": Path, "metavar": "FOLDER"}),
+    "--csv": ("write rows; - prints them", {"type": Path, "metavar": "FILE"}),
     "--json": ("print JSON, and no table", {"action": "store_true"}),
 }
 

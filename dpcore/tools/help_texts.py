@@ -160,6 +160,7 @@ examples:
   dpcore simulate run.json --link 10gbit,20us --until 0.9            how many ranks still pay
   dpcore simulate run.json --link 10gbit,20us --html step.html       against bandwidth, ranks, size
   dpcore simulate run.json --link 10gbit,20us --schedule dear --page dear.html   as of a run
+  dpcore simulate run.json --link 1gbit --measured compare/my/compare.jsonl --csv errors.csv
   dpcore simulate run.json --intra 50gbit,2us --inter 1gbit,50us --ranks-per-host 8 --world 16
 
 The file is a trace of dpcore.trace around steps of a DataParallel, over any link, or a description,

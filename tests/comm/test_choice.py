@@ -13,7 +13,7 @@ import dpcore as dp
 from dpcore import _C
 from dpcore.comm.communicators import costs
 from dpcore.comm.launch.spawn import run_processes
-from dpcore.tools.simulate.calibration import calibrated
+from dpcore.tools.simulate.processors import calibrated
 from tests.faults.test_network_start import rendezvous_url
 from tests.ranks import python
 

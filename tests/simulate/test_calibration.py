@@ -11,10 +11,9 @@ from dpcore.base.link import Speed
 from dpcore.comm.communicators import costs
 from dpcore.errors import Unsupported
 from dpcore.tools.simulate import Network, NetworkOperation
-from dpcore.tools.simulate.calibration import calibrated
 from dpcore.tools.simulate.choice import DEFAULT_COSTS
 from dpcore.tools.simulate.links import FIRST_WINDOW
-from dpcore.tools.simulate.processors import Processors
+from dpcore.tools.simulate.processors import Processors, calibrated
 
 MEASURED = {
     "memory": [2e-6, 1e-6, 2e-10],

@@ -206,17 +206,6 @@ def test_candidates_are_what_can_be_chosen():
     assert "halving_doubling" in {one.algorithm for one in candidates(work.on(8))}
 
 
-def test_a_page_has_a_step_against_bandwidth_ranks_and_buckets(described, tmp_path, capsys):
-    page = tmp_path / "step.html"
-    asked = ["--link", "1gbit,50us", "--schedule", "bucketed:1,dear:1"]
-    answers(capsys, described, *asked, "--html", str(page))
-    text = page.read_text()
-    assert text.count("<svg") == 3
-    assert text.count("<polyline") == 9  # two schedules and the bound in each
-    for words in ("against bandwidth", "against ranks", "extrapolated", "dear, two_shot"):
-        assert words in text
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -9,8 +9,10 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+from dpcore.base.files import write_whole
 from dpcore.base.link import parse_speed
 from dpcore.base.markup import short
 from dpcore.base.user_code import is_own, loaded, names_code
@@ -18,16 +20,20 @@ from dpcore.errors import Unsupported
 from dpcore.reference import algorithms_of
 from dpcore.reference.launches import ACROSS_STEPS, CAPPED, SCHEDULES
 from dpcore.tools.argument_types import name_and_cap
-from dpcore.tools.simulate.calibration import calibrated
 from dpcore.tools.simulate.choice import AUTO
 from dpcore.tools.simulate.control import name_of
 from dpcore.tools.simulate.gradients import Gradients, gradients_of
 from dpcore.tools.simulate.graphs import is_graph, predict_graphs, read_graphs
 from dpcore.tools.simulate.links import Links
 from dpcore.tools.simulate.local_updates import LocalUpdates
+from dpcore.tools.simulate.measured import (
+    csv_of,
+    measured_of,
+    read_measured,
+)
 from dpcore.tools.simulate.plan import Hook
 from dpcore.tools.simulate.plot import page
-from dpcore.tools.simulate.processors import Processors
+from dpcore.tools.simulate.processors import Processors, calibrated
 from dpcore.tools.simulate.questions import (
     Asked,
     Interval,
@@ -44,6 +50,8 @@ from dpcore.tools.simulate.training import Prediction, predict
 
 LOCAL = "local"
 _SHOWN = 10  # of the best
+_PRINTED = Path("-")
+_ALIKE = 0.02  # computing of two runs
 # Said beside every prediction.
 NOT_MODELLED = "memory bandwidth that ranks of a host share; other jobs on the network"
 
@@ -63,6 +71,8 @@ def run(options: argparse.Namespace) -> int:
     processors = calibration.processors if calibration else Processors.free()
     stragglers = stragglers_of(options.straggler) if options.straggler else Stragglers()
     hook = hook_of(options.hook) if options.hook else None
+    _refuse_what_would_do_nothing(options)
+    measured = read_measured(options.measured) if options.measured else []
     asked = [
         Asked(*_schedule_and_cap(text), algorithm)
         for text in options.schedule
@@ -85,7 +95,7 @@ def run(options: argparse.Namespace) -> int:
     given = _links_of(options)
     if options.html:
         world = (options.world or [max(2, recorded.world)])[0]
-        options.html.write_text(page(recorded, *given[0], world, asked, predicted))
+        options.html.write_text(page(recorded, *given[0], world, asked, predicted, measured))
     if options.page:
         _write_page(options, recorded, given[0][1], asked[0], predicted)
     for words, links in given:
@@ -105,23 +115,68 @@ def run(options: argparse.Namespace) -> int:
                 for question, one in (found[:_SHOWN] if options.best else found)
             ]
             predictions = [one for _, one in found][: len(ranges)]
-            for one, within in zip(predictions, ranges, strict=True):
+            besides = [
+                was.beside(one.step_ms)
+                if (was := measured_of(measured, question, world, links))
+                else {}
+                for question, one in found[: len(ranges)]
+            ]
+            for one, within, beside in zip(predictions, ranges, besides, strict=True):
                 facts = {"link": words, "world": world, "extrapolated": is_extrapolated(world)}
                 facts |= {"low_ms": within.low_ms, "high_ms": within.high_ms}
                 facts |= {"interval": within.source, "not_modelled": NOT_MODELLED}
                 facts |= {"unknown": recorded.unknown}
-                lines.append(facts | asdict(one))
-            if not options.json:
-                _tell(work, words, predictions, ranges)
+                lines.append(facts | asdict(one) | beside)
+            if not options.json and options.csv != _PRINTED:
+                _tell(work, words, predictions, ranges, besides)
+                _tell_of_measured(options, besides, work.compute_seconds * 1e3)
+    if options.csv is not None:
+        _write_csv(options.csv, csv_of(lines, bool(measured)))
     if options.json:
         json.dump(lines, sys.stdout, indent=1)
         print()
     return 0
 
 
+def _refuse_what_would_do_nothing(options: argparse.Namespace) -> None:
+    if options.until is not None:
+        for name in ("csv", "measured"):
+            if getattr(options, name):
+                raise Unsupported(f"--{name} is for predictions, and --until asks for ranks")
+    if options.json and options.csv == _PRINTED:
+        raise Unsupported("--json and --csv - both print: leave one out")
+
+
+def _write_csv(path: Path, text: str) -> None:
+    if path == _PRINTED:
+        sys.stdout.write(text)
+    else:
+        write_whole(path, text)
+
+
+def _tell_of_measured(
+    options: argparse.Namespace, besides: Sequence[dict[str, float]], alone_ms: float
+) -> None:
+    """What a reader has to know of the errors in the table."""
+    if options.measured is None:
+        return
+    found = [beside["alone_ms"] for beside in besides if beside]
+    print(f"{len(found)} of {len(besides)} were measured in {options.measured}.", end=" ")
+    if not found:
+        print("The others differ in schedule, size of buckets, ranks or link.")
+        return
+    print("An error of +2% is a prediction that is 2% too long.")
+    apart = [measured for measured in found if abs(alone_ms / measured - 1) > _ALIKE]
+    if apart:
+        print(
+            f"Computing alone took {short(apart[0])} ms where they were measured, and "
+            f"{short(alone_ms)} ms in the recording: errors include that difference."
+        )
+
+
 def _run_graphs(options: argparse.Namespace) -> int:
     """Chakra's traces, instead of a recorded run."""
-    for name in ("html", "page", "until", "best", "straggler", "hook"):
+    for name in ("html", "page", "until", "best", "straggler", "hook", "csv", "measured"):
         if getattr(options, name):
             raise Unsupported(f"--{name} is for a recorded run, and {options.gradients[0]} is none")
     graphs = read_graphs(options.gradients)
@@ -244,7 +299,11 @@ def _schedule_and_cap(text: str) -> tuple[Any, float | None]:
 
 
 def _tell(
-    work: Gradients, link: str, predictions: Sequence[Prediction], ranges: Sequence[Interval]
+    work: Gradients,
+    link: str,
+    predictions: Sequence[Prediction],
+    ranges: Sequence[Interval],
+    besides: Sequence[dict[str, float]],
 ) -> None:
     nbytes = sum(work.sizes)
     bound_ms = min(one.bound_ms for one in predictions)
@@ -259,10 +318,14 @@ def _tell(
     if work.unknown:
         print(f"Not in the recording: {'; '.join(work.unknown)}.")
     print(f"Interval from {ranges[0].source}. Not modelled: {NOT_MODELLED}.")
-    _print_table(predictions, ranges)
+    _print_table(predictions, ranges, besides)
 
 
-def _print_table(predictions: Sequence[Prediction], ranges: Sequence[Interval]) -> None:
+def _print_table(
+    predictions: Sequence[Prediction],
+    ranges: Sequence[Interval],
+    besides: Sequence[dict[str, float]],
+) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -270,10 +333,11 @@ def _print_table(predictions: Sequence[Prediction], ranges: Sequence[Interval]) 
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
     columns = (
         "schedule", "algorithm", "cap MiB", "buckets", "step ms", "from to", "exposed", "of bound",
+        *(("measured", "error") if any(besides) else ()),
     )  # fmt: skip
     for number, column in enumerate(columns):
         table.add_column(column, justify="left" if number < 2 else "right")
-    for line, within in zip(predictions, ranges, strict=True):
+    for line, within, beside in zip(predictions, ranges, besides, strict=True):
         varies = f"{short(within.low_ms)} {short(within.high_ms)}"
         table.add_row(
             line.schedule,
@@ -284,6 +348,7 @@ def _print_table(predictions: Sequence[Prediction], ranges: Sequence[Interval]) 
             varies,
             short(line.exposed_ms),
             f"{line.step_ms / line.bound_ms:.2f}" if line.bound_ms else "–",
+            *((short(beside["measured_ms"]), f"{beside['error']:+.1%}") if beside else ()),
         )
     console.print(table)
 

@@ -1,7 +1,8 @@
 """``--html FILE``: a step's time against bandwidth, ranks and the size of buckets, as a page.
 
 Each picture varies one of them and keeps the others; the dashed line is the bound that no schedule
-beats. Beyond 8 ranks the picture is shaded and says that it is extrapolated.
+beats. Beyond 8 ranks the picture is shaded and says that it is extrapolated. Dots are steps that
+were measured, with their intervals.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from html import escape
 
 from dpcore.base.link import Speed
 from dpcore.base.markup import short
-from dpcore.tools.simulate.control import name_of
 from dpcore.tools.simulate.gradients import Gradients
 from dpcore.tools.simulate.links import Links
+from dpcore.tools.simulate.measured import Measured, asked_as
 from dpcore.tools.simulate.questions import Asked, is_extrapolated, on_ranks
 from dpcore.tools.simulate.training import Prediction
 
@@ -30,19 +31,35 @@ _CAPS_MB = (0.5, 1.0, 4.0, 16.0, 64.0)
 
 @dataclass(frozen=True)
 class _Picture:
-    """``lines``: by name, points of x and milliseconds; both axes are logarithmic."""
+    """``lines``: by name, points of x and milliseconds; both axes are logarithmic. ``dots``: by the
+    name of a line, what was measured and where."""
 
     title: str
     unit: str
     lines: dict[str, list[tuple[float, float]]]
     extrapolated_from: float = math.inf
+    dots: Sequence[tuple[str, float, Measured]] = ()
 
 
 def page(
-    recorded: Gradients, words: str, links: Links, world: int, asked: Sequence[Asked], ask: Predict
+    recorded: Gradients,
+    words: str,
+    links: Links,
+    world: int,
+    asked: Sequence[Asked],
+    ask: Predict,
+    measured: Sequence[Measured] = (),
 ) -> str:
     """The page as HTML."""
     work = on_ranks(recorded, world)
+    dots = [
+        (_name(one), each)
+        for each in measured
+        for one in _first_of_each(asked)
+        if asked_as(one)[0] == each.name
+    ]
+    caps = {_name(one): one.bucket_cap_mb for one in asked}
+    of_cap = [(name, each) for name, each in dots if each.cap_mb == caps[name]]
     rate = links.inter.bytes_per_second
     pictures = []
     if rate:
@@ -50,23 +67,39 @@ def page(
             (rate * times * 8e-9, work, replace(links, inter=_with_rate(links, rate * times)))
             for times in _RATES
         ]
-        pictures.append(_Picture("against bandwidth", "Gbit/s", _lines(asked, faster, ask)))
+        by_rate = [
+            (name, each.speed.bytes_per_second * 8e-9, each)
+            for name, each in of_cap
+            if each.world == world and each.is_over(replace(links, inter=_as_fast(links, each)))
+        ]
+        pictures.append(
+            _Picture("against bandwidth", "Gbit/s", _lines(asked, faster, ask), dots=by_rate)
+        )
     by_ranks = [(float(n), on_ranks(recorded, n), links) for n in _WORLDS]
     first = next(n for n in range(1, 1 << 20) if is_extrapolated(n))
     if all(one.algorithm in ("two_shot", "ring") for one in asked):
-        pictures.append(_Picture("against ranks", "ranks", _lines(asked, by_ranks, ask), first))
+        counted = [(name, float(each.world), each) for name, each in of_cap if each.is_over(links)]
+        pictures.append(
+            _Picture("against ranks", "ranks", _lines(asked, by_ranks, ask), first, counted)
+        )
     lines: dict[str, list[tuple[float, float]]] = {}
     for cap in _CAPS_MB:
         capped = [one._replace(bucket_cap_mb=cap) for one in asked]
         for name, points in _lines(capped, [(cap, work, links)], ask).items():
             lines.setdefault(name, []).extend(points)
-    pictures.append(_Picture("against the size of buckets", "MiB", lines))
+    by_cap = [
+        (name, each.cap_mb, each)
+        for name, each in dots
+        if each.cap_mb and each.world == world and each.is_over(links)
+    ]
+    pictures.append(_Picture("against the size of buckets", "MiB", lines, dots=by_cap))
     title = f"A step on {world} ranks over {words}, predicted"
     legend = "".join(
         f'<span style="color:{_color(number, name)}">{escape(name)}</span> '
         for number, name in enumerate(_bound_last(pictures[-1].lines))
     )
-    note = " Extrapolated: more ranks than in any run that was compared." * is_extrapolated(world)
+    note = " Dots: measured, with the intervals of their medians." * bool(dots)
+    note += " Extrapolated: more ranks than in any run that was compared." * is_extrapolated(world)
     return (
         f"<!doctype html><meta charset=utf-8><title>{escape(title)}</title>"
         "<style>body{font:15px sans-serif;margin:2em}svg{margin:0 1em 1em 0}"
@@ -74,6 +107,19 @@ def page(
         f"<h1>{escape(title)}</h1><p>Milliseconds of a step. Dashed: no schedule is faster."
         f"{note}</p><p>{legend}</p>{''.join(map(_drawn, pictures))}"
     )
+
+
+def _name(one: Asked) -> str:
+    return f"{asked_as(one)[0]}, {one.algorithm}"
+
+
+def _first_of_each(asked: Sequence[Asked]) -> list[Asked]:
+    """A line for each schedule: what was measured says no algorithm."""
+    return list({asked_as(one)[0]: one for one in reversed(asked)}.values())
+
+
+def _as_fast(links: Links, measured: Measured) -> Speed:
+    return _with_rate(links, measured.speed.bytes_per_second)
 
 
 def _with_rate(links: Links, rate: float) -> Speed:
@@ -87,8 +133,7 @@ def _lines(
     for x, work, links in places:
         found = [ask(one, work, links) for one in asked]
         for one, predicted in zip(asked, found, strict=True):
-            name = one.schedule if isinstance(one.schedule, str) else name_of(one.schedule)
-            lines.setdefault(f"{name}, {one.algorithm}", []).append((x, predicted.step_ms))
+            lines.setdefault(_name(one), []).append((x, predicted.step_ms))
         lines.setdefault(_BOUND, []).append((x, min(each.bound_ms for each in found)))
     return lines
 
@@ -104,11 +149,15 @@ def _color(number: int, name: str) -> str:
 def _drawn(picture: _Picture) -> str:
     points = [point for line in picture.lines.values() for point in line]
     xs = sorted({x for x, _ in points})
-    low, high = min(ms for _, ms in points) * 0.9, max(ms for _, ms in points) * 1.1
+    times = [ms for _, ms in points]
+    times += [ms for _, _, dot in picture.dots for ms in (dot.low_ms, dot.high_ms)]
+    low, high = min(times) * 0.9, max(times) * 1.1
+    places = [*xs, *(x for _, x, _ in picture.dots)]
+    begin, end = min(places), max(places)
     right = _WIDTH - 12
 
     def across(x: float) -> float:
-        return _LEFT + 10 + (right - _LEFT - 20) * math.log(x / xs[0]) / math.log(xs[-1] / xs[0])
+        return _LEFT + 10 + (right - _LEFT - 20) * math.log(x / begin) / math.log(end / begin)
 
     def up(ms: float) -> float:
         height = _HEIGHT - _BOTTOM - _TOP
@@ -116,11 +165,11 @@ def _drawn(picture: _Picture) -> str:
 
     parts = [f'<text x="{_LEFT}" y="18" font-weight="bold">{escape(picture.title)}</text>']
     if picture.extrapolated_from < xs[-1]:
-        begin = across(picture.extrapolated_from)
+        edge = across(picture.extrapolated_from)
         parts.append(
-            f'<rect x="{begin:.0f}" y="{_TOP}" width="{right - begin:.0f}" '
+            f'<rect x="{edge:.0f}" y="{_TOP}" width="{right - edge:.0f}" '
             f'height="{_HEIGHT - _BOTTOM - _TOP}" fill="#eee"/>'
-            f'<text x="{begin + 4:.0f}" y="{_HEIGHT - _BOTTOM - 6}" fill="#666">extrapolated</text>'
+            f'<text x="{edge + 4:.0f}" y="{_HEIGHT - _BOTTOM - 6}" fill="#666">extrapolated</text>'
         )
     for x in xs:
         parts.append(
@@ -142,6 +191,13 @@ def _drawn(picture: _Picture) -> str:
         parts.append(
             f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="2"{dashes}/>'
         )
+        for x, dot in [(x, dot) for of, x, dot in picture.dots if of == name]:
+            parts.append(
+                f'<path d="M{across(x):.1f} {up(dot.low_ms):.1f}V{up(dot.high_ms):.1f}" '
+                f'stroke="{color}"/><circle cx="{across(x):.1f}" cy="{up(dot.step_ms):.1f}" r="4" '
+                f'fill="{color}" stroke="#fff"><title>{escape(name)}, measured: '
+                f"{short(dot.step_ms)} ms</title></circle>"
+            )
     return (
         f'<svg width="{_WIDTH}" height="{_HEIGHT}" font-size="12" font-family="sans-serif">'
         f"{''.join(parts)}</svg>"

@@ -5,6 +5,13 @@ the progress thread, or the program's own while it waits. The threads of a host 
 share its cores evenly, as equal threads do under Linux. A driving thread without work sleeps, and
 takes ``wake`` to run again. While computation has all cores, it then waits until one of them is
 free, or until Linux takes one away for it, after ``busy_wake``.
+
+What they cost is in a file of ``dpcore calibrate``, of this machine or of the one whose job is
+predicted:
+
+    calibration = calibrated()                    this user's file, or one by its path
+    Network(8, links, "auto", calibration.processors)
+    calibration.network                           the link between its hosts, if that was measured
 """
 
 from __future__ import annotations
@@ -15,9 +22,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
+from pathlib import Path
+from typing import Any
 
-from dpcore.comm.communicators.costs import Costs
+from dpcore.base.link import Speed
+from dpcore.comm.communicators.costs import Costs, Way, cache_file, measured
+from dpcore.errors import Unsupported
 from dpcore.tools.simulate.choice import DEFAULT_COSTS
+from dpcore.tools.simulate.links import FIRST_WINDOW, Links
 
 Act = Callable[[float], None]
 At = Callable[[float, Act], None]
@@ -208,3 +220,44 @@ class Threads:
             self._at(moment, partial(self._next, rank))
 
         self._host_of[rank].run(seconds, now, is_through)
+
+
+# ---- a file of dpcore calibrate ------------------------------------------------------------------
+
+_NEEDED = (
+    "memory", "added_byte", "operation", "memory_operation", "message", "tcp_message", "wake",
+    "busy_wake", "copied_byte", "reduced_byte", "fused_byte", "tcp_byte", "update_call",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """``network``: None where no launcher has started ranks on several hosts to measure it."""
+
+    processors: Processors
+    network: Links | None
+    source: str
+
+
+def calibrated(path: Path | None = None) -> Calibration:
+    """From a file of ``dpcore calibrate``; without a path, the one in this user's cache."""
+    found, cores = measured(path)
+    where = str(path or cache_file())
+    if missing := [name for name in _NEEDED if name not in found]:
+        raise Unsupported(
+            f"{where} has no {', '.join(missing)}: measure this machine with dpcore calibrate, "
+            "without a launcher"
+        )
+    memory = Way(*found["memory"])
+    way = Way(*found["network"]) if "network" in found else DEFAULT_COSTS.network
+    (added,) = found["added_byte"]
+    costs: dict[str, Any] = {name: found[name][0] for name in _NEEDED[2:]}
+    processors = Processors(cores=cores, costs=Costs(memory, way, added, where), **costs)
+    if "network" not in found:
+        return Calibration(processors, None, where)
+    rate = 1 / way.byte if way.byte else 0.0
+    # Measured were bytes of payload, so there is no header left to count.
+    ramps = found.get("after_pause", [0.0])[0] > way.step
+    window = FIRST_WINDOW if ramps else 0
+    network = Links(Speed(rate, way.step), first_window=window, is_tcp=True)
+    return Calibration(processors, network, where)
