@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -102,7 +103,10 @@ def hook(state, bucket):
 def wrap(model):
     return dpcore.DataParallel(model), torch.optim.AdamW(model.parameters(), lr=1e-3)
 """
-EXACT = ["torch", "priority", "dear", "zero1", "zero2:1", "torch-zero1", "hook:ways.py:hook"]
+SLICES = Path(__file__).resolve().parents[2] / "examples/slices.py"
+P3, BYTE_SCHEDULER = f"{SLICES}:P3", f"{SLICES}:ByteScheduler:1"
+EXACT = ["torch", "priority", "dear", "zero1", "zero2:1", "torch-zero1", P3, BYTE_SCHEDULER]
+EXACT += ["hook:ways.py:hook"]
 OTHERS = ["local_sgd:2", "diloco:4", "hook:fp16", "hook:powersgd:2", "torch-hook:fp16"]
 
 
@@ -125,7 +129,7 @@ def test_whole_steps_of_schedules_hooks_and_a_recipe(folder, capsys):
     assert all(losses[name] != losses["torch"] for name in ("local_sgd:2", "diloco:4"))
     assert [name for name, row in rows.items() if not row["changes"]] == EXACT[:-1]
     assert {row["optimizer"] for row in rows.values()} == {"adamw"}
-    assert [name for name in names if not rows[name]["exposed_ms"]] == [*EXACT[1:6], "ways.py:wrap"]
+    assert [name for name in names if not rows[name]["exposed_ms"]] == [*EXACT[1:8], "ways.py:wrap"]
     lines = [json.loads(line) for line in (kept / "rounds.jsonl").open()]
     assert lines[-1]["result"]["steps"] % 4 == 0
 

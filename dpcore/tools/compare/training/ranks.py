@@ -29,6 +29,7 @@ import torch.distributed.nn
 import dpcore as dp
 from dpcore._autoload import register
 from dpcore.base.user_code import loaded, names_code
+from dpcore.ddp.wrapper import launch_schedule
 from dpcore.errors import Error
 from dpcore.reference.ladder import LADDER
 from dpcore.reference.launches import ACROSS_STEPS
@@ -69,7 +70,19 @@ def warm_steps(name: str) -> int:
 
 def goes_across_steps(name: str) -> bool:
     """Whether a contender needs ``dp.DistributedOptimizer``, and leaves a step in flight."""
-    return kind_and_cap(name)[0].removeprefix("dpcore ") in ACROSS_STEPS
+    kind = kind_and_cap(name)[0]
+    schedule = kind.removeprefix("dpcore ")
+    if kind != schedule and names_code(schedule):
+        return launch_schedule.goes_across_steps(schedule_of(schedule))
+    return schedule in ACROSS_STEPS
+
+
+def updates_parts(name: str) -> bool:
+    """Whether each rank steps a part of the parameters, of a contender that goes across steps."""
+    schedule = kind_and_cap(name)[0].removeprefix("dpcore ")
+    if not names_code(schedule):
+        return schedule in ("zero1", "zero2")
+    return list(schedule_of(schedule).phases())[-1:] == ["all_gather"]
 
 
 def wrapped(name: str, model: torch.nn.Module, comm: Any, **options: Any) -> Any:

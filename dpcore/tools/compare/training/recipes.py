@@ -28,6 +28,7 @@ from dpcore.tools.compare.training.ranks import (
     TORCH,
     goes_across_steps,
     torch_ddp,
+    updates_parts,
     wrapped,
 )
 
@@ -66,8 +67,8 @@ def kind_of(inner: str) -> Kind:
         name = without_folders(inner.partition(" ")[2])
         return Kind(splits=False, sends_all=False, changes=f"{name} may change it")
     if goes_across_steps(inner):
-        # Under "zero1" and "zero2" a rank steps its part alone, which shortens a step as well.
-        return Kind(splits=False, sends_all="zero" not in inner)
+        # A rank that steps its part alone has a shorter step whatever communication costs.
+        return Kind(splits=False, sends_all=not updates_parts(inner))
     return Kind(trains=False)
 
 
