@@ -185,6 +185,28 @@ def test_slices():
     assert sent[0] + 10 < sent[1] == sent[2]
 
 
+def test_domino(tmp_path):
+    """The sum of one half travels under the arithmetic of the other, to the same gradients."""
+    whole, halves, differ = run_example("domino.py", str(tmp_path)).splitlines()
+    assert whole.startswith("whole") and halves.startswith("halves")
+    assert whole.split()[-1] == halves.split()[-1]  # the loss
+    assert float(differ.split()[-1]) < 1e-12
+    (rank, *_) = read_run(tmp_path / "halves.json").ranks
+    under = {}
+    for event in rank.operations:
+        for span in rank.compute:
+            ns = min(event.end_ns, span.end_ns) - max(event.begin_ns, span.begin_ns)
+            if span.begin_ns > event.begin_ns and ns > 0:  # of what began while it travelled
+                under.setdefault(event.operation, []).append(span.name)
+    assert len(rank.operations) == 2 * 2 * 2 * 4  # steps, ways, halves, layers
+    assert len(under) > len(rank.operations) / 2
+    assert {"layer 0 half 1", "layer 1 half 0", "layer 1 half 1 back"} <= {
+        name for names in under.values() for name in names
+    }
+    (rank, *_) = read_run(tmp_path / "whole.json").ranks
+    assert len(rank.operations) == 2 * 2 * 4
+
+
 def test_three_dimensions(tmp_path):
     """Data x pipeline x tensor is one process; all 20 steps with DPCORE_TEST_FULL=1."""
     steps = 20 if os.environ.get("DPCORE_TEST_FULL") else 5
