@@ -156,6 +156,12 @@ def _add_inspect(commands: Commands) -> None:
         action="store_true",
         help="say which rank holds up the job, from what these ranks know of all the others",
     )
+    inspect.add_argument(
+        "--flight-recorder",
+        type=Path,
+        metavar="FOLDER",
+        help="with --job: also write what each rank did there, as torch's flight recorder does",
+    )
     types.add(inspect, "--json", said="a line for each communicator, or job")
 
 
@@ -184,9 +190,9 @@ def _add_show(commands: Commands) -> None:
     types.add(show, "--csv", said="one per bucket, and no page")
     show.add_argument(
         "--export",
-        choices=["kineto", "chakra"],
-        help="write a file per rank and no page: of a trace in the format of torch.profiler, of an "
-        "algorithm as a graph for ASTRA-sim",
+        choices=["kineto", "flight-recorder", "chakra"],
+        help="write a file per rank and no page: of a trace in the format of torch.profiler or of "
+        "torch's flight recorder, of an algorithm as a graph for ASTRA-sim",
     )
     types.add(show, "--sizes", said="one, for --export chakra; default: 1M")
     show.add_argument("--open", action="store_true", help="open the page in the browser")

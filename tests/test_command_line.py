@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -307,7 +308,7 @@ def _waits_at_the_end(boxes):
     )
 
 
-def test_inspect_shows_where_a_rank_hangs(hanging_rank, capsys):
+def test_inspect_shows_where_a_rank_hangs(hanging_rank, tmp_path, capsys):
     boxes = []
     deadline = time.monotonic() + 60
     while not _waits_at_the_end(boxes) and time.monotonic() < deadline:
@@ -338,6 +339,17 @@ def test_inspect_shows_where_a_rank_hangs(hanging_rank, capsys):
     assert f"process {hanging_rank}: rank 0 of 2" in text
     assert f"operation {barrier['number']} (barrier)" in text
     assert "operation 0 (all_reduce of 100 x float32, max)" in text
+
+    written = ["--flight-recorder", str(tmp_path / "dump")]
+    assert main(["inspect", str(hanging_rank), *written]) == 2
+    assert main(["inspect", "--job", str(hanging_rank), *written]) == 0
+    first, other = (
+        pickle.loads((tmp_path / f"dump/rank_{rank}").read_bytes())["entries"] for rank in (0, 1)
+    )
+    assert first[0]["input_sizes"] == [[100]] and first[0]["input_dtypes"] == ["Float"]
+    (started,) = (entry for entry in first if entry["state"] == "started")
+    assert started["profiling_name"] == "gloo:barrier"
+    assert [entry["state"] for entry in other].count("started") == 0
 
 
 def test_inspect_shows_why_a_rank_gave_up(capsys):

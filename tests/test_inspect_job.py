@@ -16,7 +16,7 @@ from dpcore.__main__ import main
 from dpcore.comm.launch.placement import place_of
 from dpcore.tools.diagnose import black_box, long_wait
 from dpcore.tools.diagnose.hang import judge
-from dpcore.tools.diagnose.inspect import _job_lines
+from dpcore.tools.diagnose.inspect import _calls_of, _job_lines
 from dpcore.tools.diagnose.job import Family, Rank
 from dpcore.tools.records import ROOT
 from tests.ranks import python
@@ -225,3 +225,15 @@ def test_a_process_that_may_not_be_inspected(monkeypatch, capsys, user, advice):
     assert main(["inspect", "1"]) == 1
     said = capsys.readouterr().err
     assert said.startswith("dpcore inspect: process 1 ") and advice in said
+
+
+def test_the_dumps_of_a_job_for_torchs_analyser(tmp_path):
+    ended = {"number": 4, **REDUCE, "took_ms": 2.0, "seconds_ago": 3.0}
+    boxes = [box(6, waits=2.0, finished=[ended]), box(5, finished=[ended])]
+    calls = _calls_of(family(*boxes))
+    assert [(one.number, one.nbytes, one.dtype) for one in calls[0]] == [
+        (4, 32, "float32"), (5, 32, "float32")
+    ]  # fmt: skip
+    assert [one.end_ns is None for one in calls[0]] == [False, True]
+    assert calls[0][0].end_ns - calls[0][0].begin_ns == 2_000_000
+    assert [one.number for one in calls[1]] == [4]

@@ -62,6 +62,7 @@ examples:
   dpcore inspect                                what each rank of this host does, or did last
   dpcore inspect 4711                           the rank in process 4711
   dpcore inspect --json 4711 | jq .in_flight
+  dpcore inspect --job --flight-recorder dump   for torchfrtrace, which is torch's
 
 The process is not stopped, asked or slowed down: its black box lies in memory that can be read
 from outside, also while it hangs. What ranks of other hosts do is known to those of this one, so
@@ -80,6 +81,7 @@ examples:
   dpcore show before/ after/                    two such folders under each other
   dpcore show --csv buckets.csv run.json        a row per run, step, rank and bucket
   dpcore show --export kineto run.json          run.kineto/, for Holistic Trace Analysis
+  dpcore show --export flight-recorder run.json run.flight-recorder/, for torch's analyser
   dpcore show ring --open                       steps through an algorithm; needs no trace
   dpcore show bruck --collective all_to_all --world 5
   dpcore show mine.py:swing --world 8           an algorithm of your own: world -> moves

@@ -2,14 +2,18 @@
 
 import csv
 import json
+import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dpcore.__main__ import main
+from dpcore.tools.flight_recorder import NAMES, Called, write_dumps
 from dpcore.tools.show import figures_of, read_run
 from dpcore.tools.show.reading import read_runs
 from dpcore.tools.show.rows import COLUMNS
+from tests.ranks import python
 
 from .profiles import GLOO
 from .traces import write_trace
@@ -118,3 +122,73 @@ def test_a_file_where_the_folder_would_be(tmp_path, capsys):
     assert main(["show", str(path), "--export", "kineto"]) == 2
     assert "is in the way" in capsys.readouterr().err
     assert (tmp_path / "run.kineto").read_text() == "mine"
+
+
+# ---- torch's flight recorder ---------------------------------------------------------------------
+
+
+def analysed(folder):
+    """What torch's own analyser finds: collectives of all ranks, and what it says."""
+    command = ["-m", "torch.distributed.flight_recorder.fr_trace", folder, "-o", "db"]
+    run = python.run(*command, capture_output=True, text=True, timeout=120, cwd=folder.parent)
+    assert run.returncode == 0, run.stderr
+    _, found = pickle.loads((folder.parent / "db").read_bytes())
+    return found.collectives, run.stdout + run.stderr
+
+
+def test_torchs_analyser_reads_a_trace(tmp_path):
+    path = write_trace(tmp_path / "run.json", steps=3)
+    assert main(["show", str(path), "--export", "flight-recorder"]) == 0
+    found, _ = analysed(tmp_path / "run.flight-recorder")
+    assert [one.collective_name for one in found] == ["gloo:all_reduce"] * 6
+    assert all(one.pass_check and one.expected_ranks == {0, 1} for one in found)
+
+
+def calls(numbers, group=0, name="all_reduce", nbytes=64, hangs=()):
+    return [
+        Called(group, n, name, "float32", nbytes, 1000 * n, None if n in hangs else 1000 * n + 500)
+        for n in numbers
+    ]
+
+
+def test_torchs_analyser_names_the_rank_that_is_missing(tmp_path):
+    by_rank = {rank: calls(range(8), hangs=[7]) for rank in range(3)}
+    # Its ring has lost the oldest, it has not called number 7, and its times are rounded.
+    by_rank[1] = [replace(one, begin_ns=5000 - one.number) for one in calls(range(5, 7))]
+    write_dumps(tmp_path / "dump", by_rank, {0: range(3)})
+    found, said = analysed(tmp_path / "dump")
+    assert [one.collective_seq_id for one in found] == [5, 6, 7]
+    assert [one.missing_ranks for one in found] == [None, None, {1}]
+    assert "Not all ranks joining collective, sequence number: 7" in said
+
+
+def test_torchs_analyser_names_what_differs(tmp_path):
+    others = {
+        "SIZE_OR_SYNTAX_MISMATCH": {"nbytes": 128},
+        "COLLECTIVE_TYPE_MISMATCH": {"name": "reduce"},
+        "COLLECTIVE_STATE_MISMATCH": {"hangs": [1]},
+    }
+    by_rank = {0: [], 1: []}
+    for group, other in enumerate(others.values()):
+        by_rank[0] += calls([0, 1], group)
+        by_rank[1] += calls([0], group) + calls([1], group, **other)
+    write_dumps(tmp_path / "dump", by_rank, {group: range(2) for group in range(len(others))})
+    found, said = analysed(tmp_path / "dump")
+    assert sorted((one.group_id, one.pass_check) for one in found) == [
+        (str(group), passes) for group in range(len(others)) for passes in (False, True)
+    ]
+    for state in others:
+        assert f"Culprit rank 1; Error type: {state}" in said
+
+
+def test_torchs_analyser_knows_every_collective_also_of_groups(tmp_path):
+    by_rank = {
+        rank: [one for n, name in enumerate(NAMES) for one in calls([n], name=name)]
+        for rank in range(4)
+    }
+    for rank in (1, 3):
+        by_rank[rank] += [one for n, name in enumerate(NAMES) for one in calls([n], 9, name)]
+    write_dumps(tmp_path / "dump", by_rank, {0: range(4), 9: [1, 3]})
+    found, _ = analysed(tmp_path / "dump")
+    assert all(one.pass_check for one in found)
+    assert sorted(len(one.expected_ranks) for one in found) == [2] * len(NAMES) + [4] * len(NAMES)

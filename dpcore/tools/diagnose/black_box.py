@@ -27,7 +27,6 @@ from dpcore.errors import Error
 _ARENA, _MIRRORS = "/memfd:dpcore-arena", "/memfd:dpcore-mirrors"
 _PAGE = 4096  # control blocks begin on a page
 _SEARCHED_BYTES = 4 << 30
-_SHOWN = 5  # finished operations
 _REDUCING = ("all_reduce", "reduce_scatter", "reduce")
 _ROOTED = ("broadcast", "reduce", "gather", "scatter")
 
@@ -146,7 +145,7 @@ class _Reader:
             "operations_entered": control["operations_seen"],
             "finalized": bool(control["left"]),
             "in_flight": [entry for entry in operations if "took_ms" not in entry],
-            "finished": [entry for entry in operations if "took_ms" in entry][-_SHOWN:],
+            "finished": [entry for entry in operations if "took_ms" in entry],
             "abort": self._abort(offset),
             "message": self._message(offset),
             "where": self._where(offset),

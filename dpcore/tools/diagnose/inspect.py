@@ -10,18 +10,21 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpcore.errors import Error
+from dpcore.errors import Error, Unsupported
 from dpcore.tools.diagnose.black_box import describe, ranks_of_this_host, read
 from dpcore.tools.diagnose.hang import Verdict, judge
 from dpcore.tools.diagnose.job import Family, Rank, beside, families
+from dpcore.tools.flight_recorder import Called, write_dumps
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-_RANKS_SHOWN = 16
+_RANKS_SHOWN, _FINISHED_SHOWN = 16, 5
 _NOBODY = "no process on this host that you may inspect is a dpcore rank"
 
 
@@ -30,8 +33,11 @@ def run(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     console = Console(highlight=False)
+    folder: Path | None = options.flight_recorder
     if options.job:
-        return _show_jobs(ranks_of_this_host(), options.pid or None, console, options.json)
+        return _show_jobs(ranks_of_this_host(), options.pid or None, console, options.json, folder)
+    if folder is not None:
+        raise Unsupported("--flight-recorder is of a whole job: add --job")
     pids = options.pid or ranks_of_this_host()
     if not pids:
         raise Error(_NOBODY)
@@ -57,9 +63,14 @@ def _show_boxes(pids: Sequence[int], console: Console, as_json: bool) -> int:
 
 
 def _show_jobs(
-    pids: Sequence[int], asked: Sequence[int] | None, console: Console, as_json: bool
+    pids: Sequence[int],
+    asked: Sequence[int] | None,
+    console: Console,
+    as_json: bool,
+    folder: Path | None,
 ) -> int:
-    """``asked``: processes whose jobs are meant, instead of all."""
+    """``asked``: processes whose jobs are meant, instead of all. ``folder``: for the job's dumps in
+    the format of torch's flight recorder."""
     if not pids and asked is None:
         raise Error(_NOBODY)
     found, problems = families(pids if asked is None else beside(asked, pids))
@@ -68,6 +79,13 @@ def _show_jobs(
             print(f"dpcore inspect: {problem}", file=sys.stderr)
     if asked is not None:
         found = [family for family in found if family.processes & set(asked)]
+    if folder is not None:
+        if len(found) > 1:
+            raise Unsupported(
+                f"--flight-recorder is of one job, and {len(found)} run here: name a process of one"
+            )
+        for family in found:
+            write_dumps(folder, _calls_of(family), _groups_of(family))
     judged = [(family, judge(family)) for family in found]
     judged.sort(key=lambda pair: not pair[1].hangs)
     for at, (family, verdict) in enumerate(judged):
@@ -79,6 +97,41 @@ def _show_jobs(
         for line, style in _job_lines(family, verdict):
             console.print(line, style=style or None, markup=False, soft_wrap=True)
     return 0 if judged else 1
+
+
+def _groups_of(family: Family) -> dict[int, list[int]]:
+    return {
+        group: [member for _, member in sorted(members.items())]
+        for group, members in family.members.items()
+    }
+
+
+def _calls_of(family: Family) -> dict[int, list[Called]]:
+    """What each rank of a job has called, as far as its boxes remember."""
+    now_ns = time.time_ns()
+
+    def called(group: int, entry: Mapping[str, Any]) -> Called:
+        ended = "took_ms" in entry
+        end_ns = now_ns - int(entry["seconds_ago" if ended else "since_seconds"] * 1e9)
+        begin_ns = end_ns - int(entry["took_ms"] * 1e6) if ended else end_ns
+        return Called(
+            group,
+            entry["number"],
+            entry["collective"],
+            entry.get("dtype", ""),
+            entry.get("bytes", 0),
+            begin_ns,
+            end_ns if ended else None,
+        )
+
+    return {
+        number: [
+            called(group, entry)
+            for group, box in rank.boxes.items()
+            for entry in (*box["finished"], *box["in_flight"])
+        ]
+        for number, rank in family.ranks.items()
+    }
 
 
 def _as_json(family: Family, verdict: Verdict) -> dict[str, Any]:
@@ -155,7 +208,7 @@ def _lines(box: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield f"  {verb} for {entry['since_seconds']:.1f} s: {describe(entry)}", "yellow"
     if not box["in_flight"]:
         yield "  nothing in flight", ""
-    for entry in reversed(box["finished"]):
+    for entry in reversed(box["finished"][-_FINISHED_SHOWN:]):
         yield (
             f"  finished {entry['seconds_ago']:.1f} s ago, took {entry['took_ms']:.3f} ms: "
             f"{describe(entry)}",

@@ -14,6 +14,7 @@ from dpcore.base.user_code import is_own, names_code, place_of
 from dpcore.errors import Unsupported
 from dpcore.reference import Schedule, describe
 from dpcore.reference.plans import chakra
+from dpcore.tools.flight_recorder import Called, write_dumps
 from dpcore.tools.show import moves
 from dpcore.tools.show.figures import RunFigures, figures_of
 from dpcore.tools.show.kineto import export
@@ -47,7 +48,9 @@ def run(options: argparse.Namespace) -> int:
     if options.png is not None:
         write_picture(options.png, runs, options.steps)
     if options.export is not None:
-        written += [path for run in runs for path in export(run, beside(run, ".kineto"))]
+        write = export if options.export == "kineto" else _write_calls
+        ending = f".{options.export}"
+        written += [path for run in runs for path in write(run, beside(run, ending))]
     if options.csv is not None and options.csv != Path("-"):
         write_csv(options.csv, runs)
         written.append(options.csv)
@@ -100,6 +103,19 @@ def _write_graphs(options: argparse.Namespace, plan: Schedule, called: str) -> i
     written = chakra.write(plan, size, Path(f"{called}.chakra"))
     print(f"wrote {written[0].with_suffix('').with_suffix('')}.RANK.et for {plan.world} ranks")
     return 0
+
+
+def _write_calls(run: Run, folder: Path) -> list[Path]:
+    """The operations of all ranks together, for the analyser of torch's flight recorder."""
+    calls = {
+        rank.rank: [
+            Called(0, event.operation, event.name, "", event.bytes, event.begin_ns, event.end_ns)
+            for event in rank.operations
+            if event.world in (0, run.world_size)
+        ]
+        for rank in run.ranks
+    }
+    return write_dumps(folder, calls, {0: range(run.world_size)})
 
 
 def _refuse_what_is_of_algorithms(options: argparse.Namespace) -> None:
