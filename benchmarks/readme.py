@@ -21,6 +21,7 @@ from benchmarks.harness.gpu_table import table_of_gpu
 from benchmarks.harness.mistakes_table import table_of_mistakes
 from benchmarks.harness.simulated_table import figures_of_residuals, table_of_simulated
 from benchmarks.harness.strategies_table import table_of_torch_parallel
+from benchmarks.plans import table_of_plans
 
 ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -59,6 +60,7 @@ DOCUMENTS: dict[str, dict[str, Callable[[list[dict[str, Any]]], str]]] = {
     "docs/torch_distributed.md": {"torch_parallel": table_of_torch_parallel},
     "docs/gpu.md": {"gpu": table_of_gpu},
     "docs/mistakes.md": {"mistakes": table_of_mistakes},
+    "docs/plans.md": {"plans": table_of_plans},
     "docs/simulator.md": {"simulated": table_of_simulated},
     "dpcore/tools/simulate/residuals.py": {"residuals": figures_of_residuals},
 }
