@@ -59,6 +59,9 @@ class Measured:
         inter = replace(links.inter, latency=0.0) if self.is_shaped else links.inter
         return replace(links, inter=inter) == Links.of(self.speed)
 
+    def of_any_size(self) -> Measured:
+        return replace(self, cap_mb=None)
+
     def beside(self, step_ms: float) -> dict[str, float]:
         """Facts of a prediction of it; an error of 0.02 is a prediction that is 2% too long."""
         error = round(step_ms / self.step_ms - 1, 4)

@@ -8,7 +8,7 @@ were measured, with their intervals.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 
@@ -52,14 +52,8 @@ def page(
 ) -> str:
     """The page as HTML."""
     work = on_ranks(recorded, world)
-    dots = [
-        (_name(one), each)
-        for each in measured
-        for one in _first_of_each(asked)
-        if asked_as(one)[0] == each.name
-    ]
-    caps = {_name(one): one.bucket_cap_mb for one in asked}
-    of_cap = [(name, each) for name, each in dots if each.cap_mb == caps[name]]
+    named = {_name(one): one for one in asked}
+    dots = _dots(named, measured)
     rate = links.inter.bytes_per_second
     pictures = []
     if rate:
@@ -69,53 +63,54 @@ def page(
         ]
         by_rate = [
             (name, each.speed.bytes_per_second * 8e-9, each)
-            for name, each in of_cap
+            for name, each in dots
             if each.world == world and each.is_over(replace(links, inter=_as_fast(links, each)))
         ]
         pictures.append(
-            _Picture("against bandwidth", "Gbit/s", _lines(asked, faster, ask), dots=by_rate)
+            _Picture("against bandwidth", "Gbit/s", _lines(named, faster, ask), dots=by_rate)
         )
     by_ranks = [(float(n), on_ranks(recorded, n), links) for n in _WORLDS]
     first = next(n for n in range(1, 1 << 20) if is_extrapolated(n))
     if all(one.algorithm in ("two_shot", "ring") for one in asked):
-        counted = [(name, float(each.world), each) for name, each in of_cap if each.is_over(links)]
+        counted = [(name, float(each.world), each) for name, each in dots if each.is_over(links)]
         pictures.append(
-            _Picture("against ranks", "ranks", _lines(asked, by_ranks, ask), first, counted)
+            _Picture("against ranks", "ranks", _lines(named, by_ranks, ask), first, counted)
         )
+    of_any_size = [one._replace(bucket_cap_mb=None) for one in asked]
     lines: dict[str, list[tuple[float, float]]] = {}
     for cap in _CAPS_MB:
-        capped = [one._replace(bucket_cap_mb=cap) for one in asked]
+        capped = {_name(one): one._replace(bucket_cap_mb=cap) for one in of_any_size}
         for name, points in _lines(capped, [(cap, work, links)], ask).items():
             lines.setdefault(name, []).extend(points)
+    here = [one for one in measured if one.cap_mb and one.world == world and one.is_over(links)]
     by_cap = [
-        (name, each.cap_mb, each)
-        for name, each in dots
-        if each.cap_mb and each.world == world and each.is_over(links)
+        (name, each.cap_mb or 0.0, each)
+        for each in here
+        for name, _ in _dots({_name(one): one for one in of_any_size}, [each.of_any_size()])
     ]
     pictures.append(_Picture("against the size of buckets", "MiB", lines, dots=by_cap))
     title = f"A step on {world} ranks over {words}, predicted"
-    legend = "".join(
-        f'<span style="color:{_color(number, name)}">{escape(name)}</span> '
-        for number, name in enumerate(_bound_last(pictures[-1].lines))
-    )
-    note = " Dots: measured, with the intervals of their medians." * bool(dots)
+    note = " Dots: measured, with the intervals of their medians." * bool(measured)
     note += " Extrapolated: more ranks than in any run that was compared." * is_extrapolated(world)
     return (
         f"<!doctype html><meta charset=utf-8><title>{escape(title)}</title>"
-        "<style>body{font:15px sans-serif;margin:2em}svg{margin:0 1em 1em 0}"
-        "span{margin-right:1.5em}</style>"
+        "<style>body{font:15px sans-serif;margin:2em}figure{display:inline-block;margin:0 1em 1em}"
+        "span{margin-right:1.5em;white-space:nowrap}figcaption{max-width:430px}</style>"
         f"<h1>{escape(title)}</h1><p>Milliseconds of a step. Dashed: no schedule is faster."
-        f"{note}</p><p>{legend}</p>{''.join(map(_drawn, pictures))}"
+        f"{note}</p>{''.join(map(_drawn, pictures))}"
     )
 
 
 def _name(one: Asked) -> str:
-    return f"{asked_as(one)[0]}, {one.algorithm}"
+    name, cap = asked_as(one)
+    return f"{name}{'' if cap is None else f' {cap:g}'}, {one.algorithm}"
 
 
-def _first_of_each(asked: Sequence[Asked]) -> list[Asked]:
-    """A line for each schedule: what was measured says no algorithm."""
-    return list({asked_as(one)[0]: one for one in reversed(asked)}.values())
+def _dots(named: Mapping[str, Asked], measured: Sequence[Measured]) -> list[tuple[str, Measured]]:
+    """Beside the first line of each schedule: what was measured says no algorithm."""
+    first = {asked_as(one): name for name, one in reversed(named.items())}
+    known = [(first.get((each.name, each.cap_mb)), each) for each in measured]
+    return [(name, each) for name, each in known if name is not None]
 
 
 def _as_fast(links: Links, measured: Measured) -> Speed:
@@ -127,14 +122,14 @@ def _with_rate(links: Links, rate: float) -> Speed:
 
 
 def _lines(
-    asked: Sequence[Asked], places: Sequence[tuple[float, Gradients, Links]], ask: Predict
+    named: Mapping[str, Asked], places: Sequence[tuple[float, Gradients, Links]], ask: Predict
 ) -> dict[str, list[tuple[float, float]]]:
     lines: dict[str, list[tuple[float, float]]] = {}
     for x, work, links in places:
-        found = [ask(one, work, links) for one in asked]
-        for one, predicted in zip(asked, found, strict=True):
-            lines.setdefault(_name(one), []).append((x, predicted.step_ms))
-        lines.setdefault(_BOUND, []).append((x, min(each.bound_ms for each in found)))
+        found = {name: ask(one, work, links) for name, one in named.items()}
+        for name, predicted in found.items():
+            lines.setdefault(name, []).append((x, predicted.step_ms))
+        lines.setdefault(_BOUND, []).append((x, min(each.bound_ms for each in found.values())))
     return lines
 
 
@@ -198,7 +193,11 @@ def _drawn(picture: _Picture) -> str:
                 f'fill="{color}" stroke="#fff"><title>{escape(name)}, measured: '
                 f"{short(dot.step_ms)} ms</title></circle>"
             )
+    legend = " ".join(
+        f'<span style="color:{_color(number, name)}">{escape(name)}</span>'
+        for number, name in enumerate(_bound_last(picture.lines))
+    )
     return (
-        f'<svg width="{_WIDTH}" height="{_HEIGHT}" font-size="12" font-family="sans-serif">'
-        f"{''.join(parts)}</svg>"
+        f'<figure><svg width="{_WIDTH}" height="{_HEIGHT}" font-size="12" font-family="sans-serif">'
+        f"{''.join(parts)}</svg><figcaption>{legend}</figcaption></figure>"
     )
