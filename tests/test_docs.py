@@ -69,8 +69,8 @@ def test_the_files_that_a_call_enters_are_measured():
     run([sys.executable, "tools/entered_files.py"], timeout=1500)
 
 
-def test_there_are_twenty_three_lessons_that_begin_with_a_number_to_predict():
-    assert [int(path.name.partition("-")[0]) for path in LESSONS] == list(range(1, 24))
+def test_there_are_twenty_four_lessons_that_begin_with_a_number_to_predict():
+    assert [int(path.name.partition("-")[0]) for path in LESSONS] == list(range(1, 25))
     for path in LESSONS:
         text = path.read_text()
         assert text.index("**Predict:**") < text.index("```") < text.index("<details>")
@@ -207,7 +207,7 @@ def test_a_lesson_runs_as_a_notebook(path, tmp_path, monkeypatch):
 
 def test_notebooks_are_as_nbformat_wants_them(tmp_path):
     out = run([sys.executable, "tools/notebooks.py", str(tmp_path / "notebooks")])
-    assert "23 notebooks, begin with" in out
+    assert "24 notebooks, begin with" in out
     try:
         from nbformat import validate
     except ModuleNotFoundError:

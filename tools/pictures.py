@@ -187,6 +187,25 @@ def compiled() -> Picture:
     return drawn
 
 
+def survivors() -> Picture:
+    """Three steps with the mean of four ranks, a death, and three steps with that of the others."""
+    drawn = Picture(720, 230)
+    for rank in range(4):
+        y = 20 + 44 * rank
+        drawn.text(20, y + 21, f"rank {rank}")
+        for step in range(3 if rank == 1 else 6):
+            x = 90 + 70 * step + 190 * (step > 2)
+            drawn.box(x, y, 64, 30, RANKS[rank], f"step {step + 1}")
+        if rank == 1:
+            drawn.text(306, y + 21, "killed", ink=RED)
+        else:
+            drawn.box(306, y, 52, 30, RED, "cut")
+            drawn.box(364, y, 110, 30, PALE, "shrink, agree")
+    drawn.text(90, 215, "mean of 1, 2, 3, 4: 2.5", size=13)
+    drawn.text(490, 215, "mean of 1, 3, 4: 2.67", size=13)
+    return drawn
+
+
 def printed(page: str) -> list[list[float]]:
     """The numbers in each line that the first code of a page prints."""
     (path,) = (ROOT / "docs" / "learn").glob(f"{page}-*.md")
@@ -233,6 +252,7 @@ OF_LESSONS: dict[str, Callable[[], Picture]] = {
     "21-no-error": no_error,
     "22-where-a-gradient-lies": born,
     "23-a-compiled-backward": compiled,
+    "24-survivors": survivors,
 }
 PICTURES = {f"learn/{name}": draw for name, draw in OF_LESSONS.items()} | {
     "first_screen": lambda: pictures_of_results.first_screen(load("first_screen")),

@@ -14,23 +14,24 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
-NAVIGATION = {
-    "dpcore": "docs/README docs/install docs/why docs/glossary CHANGELOG",
-    "How data parallel training works": "docs/learn/*",
-    "Learn by doing, and teach": "docs/course docs/exercises docs/teach",
-    "Train with it": """docs/convert docs/data_parallel docs/across_steps docs/local_updates
-        docs/parallel docs/torch_distributed docs/frameworks docs/notebooks""",
-    "See and measure": """docs/research docs/related docs/simulator docs/show docs/slow
-        docs/monitor docs/performance docs/results/* docs/compare docs/asked docs/noise_scale
-        docs/compile
-        docs/plans""",
-    "Run it anywhere": """docs/running docs/network docs/interconnects docs/mpi docs/gpu
-        docs/variables docs/failures docs/mistakes docs/compatibility SECURITY""",
+NAVIGATION = {  # in the groups of docs/README.md
+    "dpcore": "docs/README docs/install CHANGELOG",
+    "How it works, in 24 pages": "docs/learn/*",
+    "Learn": """docs/exercises docs/course docs/teach docs/answers docs/research docs/slow
+        docs/tour""",
+    "Do: train": """docs/convert docs/frameworks docs/running docs/network docs/gpu docs/mpi
+        docs/torch_distributed docs/compile docs/across_steps docs/local_updates docs/parallel
+        docs/failures""",
+    "Do: see and measure": """docs/show docs/monitor docs/compare docs/simulator docs/plans
+        docs/noise_scale docs/notebooks""",
+    "Look up": """docs/data_parallel docs/variables docs/compatibility docs/mistakes
+        docs/results/* docs/asked docs/related docs/glossary SECURITY""",
     "API reference": """docs/reference/README docs/reference/start docs/reference/communicators
         docs/reference/data_parallel docs/reference/local_updates docs/reference/figures
         docs/reference/parallel docs/reference/algorithms docs/reference/errors""",
-    "How it is made": """docs/tour docs/architecture docs/concurrency CONTRIBUTING tests/README
-        docs/releasing""",
+    "Understand": """docs/performance docs/architecture docs/concurrency
+        docs/interconnects""",
+    "Change it": "CONTRIBUTING tests/README docs/releasing",
     "Decisions": "docs/decisions/README docs/decisions/0*",
 }
 
