@@ -139,7 +139,7 @@ def part_here(value: Any) -> Any:
 
 
 def seen_alone(model: str) -> dict[str, Any]:
-    """On a rank, of a model that nobody has wrapped: what the bound is made of."""
+    """On a rank, of a model that is not wrapped: what the bound is made of."""
     torch.manual_seed(0)
     module, run = (SLEEPING | MODELS)[model]()
     parameters = list(module.parameters())

@@ -1,4 +1,4 @@
-"""Who moves tensors of the CPU, and how fast? `python -m benchmarks.backends`"""
+"""Which backends move tensors of the CPU, and how fast? `python -m benchmarks.backends`"""
 
 from __future__ import annotations
 

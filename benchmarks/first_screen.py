@@ -58,7 +58,7 @@ def files_of_a_reader(folder: Path) -> None:
 
 
 def printed_by(command: str, folder: Path) -> str:
-    """What a reader sees who types it, in an environment that is activated."""
+    """What a reader sees after typing it, in an environment that is activated."""
     own = Path(sys.executable).parent
     shell = f"PATH={own}:$PATH COLUMNS=100 OMP_NUM_THREADS=1; export PATH COLUMNS OMP_NUM_THREADS"
     run = subprocess.run(

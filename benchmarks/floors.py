@@ -129,7 +129,7 @@ def messages(size: int) -> Start:
 
 def reading(size: int) -> Start:
     """Each has half of so many bytes, and ends with a copy of all: the kernel copies the other's
-    half out of its memory, which nobody writes to."""
+    half out of its memory, which nothing writes to."""
     half = size // 2
     shared = memoryview(mmap.mmap(-1, 4096)).cast("Q")  # by rank: its number, process, address
     vector = ctypes.c_size_t * 2  # an address and a length

@@ -7,8 +7,8 @@ Two ranks learn a text over an emulated link, with the same number of tokens:
     DiLoCo N           gives their way in N steps to an outer optimizer (SGD, 0.7, Nesterov 0.9)
     DiLoCo N streamed  the same in 4 fragments, each a step on its way, in int8
 
-Every loss is that of a part of the text that nobody trains on, and the mean over the seeds with its
-95% interval:
+Every loss is that of a part of the text that no rank trains on, and the mean over the seeds with
+its 95% interval:
 
     tokens   after all tokens
     bytes    after at most the bytes that LocalSGD 16 has sent in all

@@ -1,9 +1,9 @@
 """What is said of the mistakes of the museum? `python -m benchmarks.mistakes`
 
 Each program of tests/mistakes/museum runs on two ranks over torch DDP with Gloo, then over dpcore.
-A line says who tells the mistake, in which step and how: torch DDP is silent, waits for ever (here
-until a deadline of seconds), or raises; dpcore raises, warns (`dpcore.MistakeWarning`) or makes a
-note. A `!` is behind what the museum did not expect. Ways in which dpcore runs:
+A line says what reports the mistake, in which step and how: torch DDP is silent, waits for ever
+(here until a deadline of seconds), or raises; dpcore raises, warns (`dpcore.MistakeWarning`) or
+makes a note. A `!` is behind what the museum did not expect. Ways in which dpcore runs:
 
     shm        mapped memory         priority, dear, zero1   schedules that go across steps
     tcp        over loopback         gloo    process_group=, a group of gloo: dpcore's core moves it

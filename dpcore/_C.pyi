@@ -118,7 +118,7 @@ def check_memory(tensor: torch.Tensor, role: str) -> None:
 # ---- communicators ---------------------------------------------------------------------------
 
 def default_costs() -> list[float]:
-    """Of a machine that nobody has measured, in the order of start()."""
+    """Of a machine that is not calibrated, in the order of start()."""
 
 def start(
     job: str,

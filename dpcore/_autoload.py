@@ -54,7 +54,7 @@ def _say_more_without_a_rank() -> None:
                 raise
             raise ValueError(
                 f"{error}. Under mpirun and srun, or for a world of one, pass "
-                'init_method="dpcore://": each rank then finds out who it is as dpcore.init() does'
+                'init_method="dpcore://": each rank then finds its place as dpcore.init() does'
             ) from None
 
     handlers["env"] = env_handler

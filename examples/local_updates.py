@@ -49,7 +49,7 @@ def batch(chance: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def train(comm: dp.Communicator, how: Callable[..., tuple[Any, Any]]) -> tuple[float, float, float]:
-    """The error on numbers that nobody has learnt, the megabytes sent, and the seconds."""
+    """The error on numbers that were not trained on, the megabytes sent, and the seconds."""
     torch.set_num_threads(1)
     torch.manual_seed(1)
     module = nn.Sequential(nn.Linear(8, 128), nn.Tanh(), nn.Linear(128, 128), nn.Tanh())

@@ -47,7 +47,7 @@ def mean() -> Picture:
 
 
 def moves() -> Picture:
-    """Lines lead from who sends to who receives, a row for each step."""
+    """Lines lead from sender to receiver, a row for each step."""
     drawn = Picture(720, 330)
     for number, name in enumerate(("one_shot", "two_shot", "ring")):
         left, plan = 40 + 235 * number, make_schedule(name, "all_reduce", world=4)

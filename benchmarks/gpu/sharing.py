@@ -78,7 +78,7 @@ def all_reduce(mode: str, meeting: str, awaited: str, world: int) -> list[dict[s
     row = {"what": "all_reduce", "mode": mode, "meeting": meeting, "awaited": awaited}
     row["world"] = world
     row["bytes_per_s"] = 2 * world * REDUCED_BYTES / statistics.median(rounds)
-    # Kernels that wait are small, for a GPU each: where ranks share one nobody takes them.
+    # Kernels that wait are small, for a GPU each: where ranks share one none is used.
     if mode == "threads" and meeting == "stream":
         row["target_of_copy"] = PUSH_TARGET
     return [row]

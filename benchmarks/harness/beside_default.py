@@ -1,4 +1,4 @@
-"""Who stands beside the default in `benchmarks.defaults`, where it misses a target, and the tables.
+"""Contenders beside the default in `benchmarks.defaults`, where it misses a target, and the tables.
 
 A record of the default has the time of its step, a record of another contender also the ratio
 default / contender with its interval.

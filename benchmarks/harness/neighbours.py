@@ -1,4 +1,4 @@
-"""Noisy neighbours: a busy loop per processor, which whoever measures starts and silences.
+"""Noisy neighbours: a busy loop per processor, which a measurement starts and silences.
 
 They are processes at the usual niceness, in the session of the one that starts them, since a
 scheduler may give every session a share of its own. When their starter ends, however it does, their

@@ -44,8 +44,8 @@ class Watcher:
 
 
 def _unmapped_arena_bytes() -> int:
-    """Memory of this process's arenas that nobody maps so far, less what it maps of others': over
-    all ranks, what the kernel holds and no proportional size tells."""
+    """Memory of this process's arenas that are mapped nowhere so far, less what it maps of others':
+    over all ranks, what the kernel holds and no proportional size tells."""
     own = 0
     for descriptor in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # the one that lists

@@ -19,7 +19,7 @@ namespace py = pybind11;
 namespace dpcore {
 namespace {
 
-// Whoever drops it last, perhaps while holding Python's lock (a reducer, say), waits without the
+// The owner that drops it last, perhaps with Python's lock (a reducer, say), waits without the
 // lock for what is in flight: other ranks may be threads of this process.
 std::shared_ptr<Communicator> ends_without_lock(std::shared_ptr<Communicator> core) {
   Communicator* raw = core.get();

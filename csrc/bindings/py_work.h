@@ -79,7 +79,7 @@ struct HeldWork {
 };
 
 struct PyCommunicator : HeldCommunicator<Communicator, Operation> {
-  // What is in flight uses buffers that go with this object. Whoever holds the core as well, a
+  // What is in flight uses buffers that go with this object. Another owner of the core, such as a
   // reducer, keeps it from waiting for that.
   ~PyCommunicator();
 };

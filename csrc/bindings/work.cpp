@@ -17,7 +17,7 @@ PyCommunicator::~PyCommunicator() {
   for (const Orphan& orphan : orphans) {
     try {
       core->wait(*orphan.operation, 0, nullptr);
-    } catch (const Error&) {  // nobody is left who would hear it
+    } catch (const Error&) {  // nothing is left that would hear it
     }
   }
 }
@@ -48,8 +48,8 @@ py::object told_if_unacknowledged(const FirstFailure& failure) {
 std::function<void()> python_callback(const std::shared_ptr<CallbackThreads>& threads,
                                       py::function call) {
   threads->be_ready();
-  // Whoever drops it last has the GIL or takes it. That must not be the thread that completes the
-  // operation, since the end of a communicator may hang on it: so it gives its reference away.
+  // The thread that drops it last has the GIL or takes it. It must not be the one that completes
+  // the operation, since the end of a communicator may hang on it: so it gives its reference away.
   std::shared_ptr<py::function> held(new py::function(std::move(call)), [](py::function* function) {
     const py::gil_scoped_acquire gil;
     delete function;

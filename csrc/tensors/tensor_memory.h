@@ -63,7 +63,7 @@ at::Tensor tensor_like(const at::Tensor& tensor);
 void move_storage_to_copy(const at::Tensor& tensor);
 
 // How many tensors over its memory a tensor accounts for: itself, and the base that it is a view of
-// when nobody else has that.
+// when nothing else holds that.
 size_t tensors_behind(const at::Tensor& tensor);
 
 // How many tensors, and storages in Python, keep it. One that Python has made and dropped again,
@@ -73,9 +73,9 @@ size_t owners_of(const c10::Storage& storage);
 // Memory that was given to numpy, or came from there: who holds an array has an address.
 bool may_be_numpys(const at::Tensor& tensor);
 
-// Whether anybody besides the only owner at hand has this very tensor, Python included.
+// Whether anything besides the only owner at hand holds this very tensor, Python included.
 bool is_known_elsewhere(const at::Tensor& tensor);
-// Whether anybody has it besides that owner and Python: a consumer of DLPack may, and has an
+// Whether anything holds it besides that owner and Python: a consumer of DLPack may, and has an
 // address.
 bool has_unknown_owners(const at::Tensor& tensor);
 

@@ -223,7 +223,7 @@ def gather_bytes(mine: bytes, group: Any) -> list[bytes]:
 
 
 def _wait_until_free(tensors: Iterable[Any]) -> None:
-    """Until nobody but the caller holds them."""
+    """Until nothing but the caller holds them."""
     deadline = time.monotonic() + _PATIENCE_SECONDS
     for tensor in tensors:
         while tensor._use_count() > 1 and time.monotonic() < deadline:

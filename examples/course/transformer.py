@@ -1,11 +1,11 @@
 """A small GPT of which a rank can have a part: of its matrices, its layers, or its tokens.
 
-``layers()`` are an embedding, blocks and a head, for torch's Sequential. With nobody to share with
+``layers()`` are an embedding, blocks and a head, for torch's Sequential. With no rank to share with
 this is an ordinary model. ``tensor`` is a communicator of ranks that share heads and the columns
 and rows of matrices; ``tokens`` is one of ranks that share each sequence, whose attention is a ring
 or, with ``by_heads``, Ulysses. A rank with some of the
 layers is a stage of a pipeline. Every rank draws all weights in the same order and keeps its part,
-so the model is the same one, whoever shares it.
+so the model is the same one, however it is shared.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reduce-scatter by hand (25 minutes)
 
 The first half of a ring leaves each rank with one chunk of the sum. That is an operation of its
-own: of the sum of all ranks' vectors, rank r gets part number r. Nobody has to hold the whole sum,
+own: of the sum of all ranks' vectors, rank r gets part number r. No rank has to hold the whole sum,
 which is what ZeRO lives on (exercise 11), and an all-gather of the parts makes an all-reduce of it.
 
 This time the bits matter. Numbers with a floating point do not add up to the same when they are

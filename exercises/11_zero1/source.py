@@ -46,7 +46,7 @@ class Zero1:
 
     @torch.no_grad()
     def step(self):
-        """The gradients of each rank are its own: nobody has averaged them."""
+        """The gradients of each rank are its own: they were not averaged."""
         gradients = self.flat([parameter.grad for parameter in self.parameters])
         values = self.flat([parameter.data for parameter in self.parameters])
         #: solution

@@ -75,7 +75,7 @@ def check_in_order(lab):
 
 
 def check_ends(lab):
-    """Nobody waits for a pass that waits for this one."""
+    """No pass waits for one that waits for it."""
     for _, _, rows, asked in each_plan(lab):
         made_of(rows, asked)
 

@@ -170,7 +170,7 @@ def test_who_knows_better_says_so():
 def test_without_a_file_there_are_defaults_and_a_reason(tmp_path):
     found = costs.load(path=tmp_path / "none.json")
     assert found.as_list() == _C.default_costs()
-    assert found.source == ("defaults (nobody has measured this machine; type: dpcore calibrate)")
+    assert found.source == ("defaults (this machine is not calibrated; type: dpcore calibrate)")
 
 
 def test_what_was_saved_is_read_and_kept(tmp_path):

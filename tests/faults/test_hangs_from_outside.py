@@ -54,7 +54,7 @@ for batch in DataLoader(Slow(range(9)), num_workers=1):
     "recv without a sender": (
         "comm.barrier()",
         "comm.recv(t[:3], 0, tag=5)",
-        [1], "recv", "recv of 12 bytes from rank 0", "Nobody has sent what rank 1 waits for",
+        [1], "recv", "recv of 12 bytes from rank 0", "No rank has sent what rank 1 waits for",
     ),
     "two groups, two orders": (
         "one, two = comm.split(0), comm.split(0)\none.all_reduce(t); two.all_reduce(t)",

@@ -149,7 +149,7 @@ def test_what_ranks_that_meet_at_a_file_need_is_said(tmp_path):
             assert "pass transport='shm+tcp' and set DPCORE_SOCKET_IFNAME" in problem
         _, problems = run("shm+tcp")
         assert "missing: 1; if they are on several hosts, set DPCORE_SOCKET_IFNAME" in problems[0]
-        assert "nobody listens at 127.0.0.1:" in problems[1]
+        assert "nothing listens at 127.0.0.1:" in problems[1]
         assert "set DPCORE_SOCKET_IFNAME to its network card there" in problems[1]
         outputs, problems = run("shm+tcp", card, timeout=10.0)
     assert outputs == ["met\n[1.5] 2.0\n"] * 2, problems

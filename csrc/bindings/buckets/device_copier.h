@@ -1,5 +1,5 @@
 // Gradients of a bucket to its memory, or back, by one launch of a device: for communicators whose
-// buckets are on one, whoever carries them.
+// buckets are on one, whatever carries them.
 //
 // Memory: none but the lists of a call, which keep theirs. Threads: that of forward and backward.
 #pragma once

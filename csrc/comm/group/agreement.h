@@ -9,7 +9,7 @@
 //   3. They meet anew, as in init(): that succeeds on all of them, or is tried in another round.
 //   4. A rank that has met says so, and returns its communicator when all its members have.
 //
-// Whoever dies, stops or is cut off at any line of this, two things hold. A communicator needs all
+// Whatever dies, stops or is cut off at any line of this, two things hold. A communicator needs all
 // its members for every collective, and a rank takes part in one at a time, so two communicators
 // can only make progress side by side if they have no rank in common. And there are none such: a
 // proposal takes in more than half of the ranks of the first communicator that are not known to be

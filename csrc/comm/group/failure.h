@@ -11,7 +11,7 @@
 //   acknowledged  the program has been told: the end of the communicator need not raise it
 //
 // Memory: the record and its message are copies that live as long as this object; nothing points
-// into memory that peers write. Threads: any may call anything. Whoever asks whether there is a
+// into memory that peers write. Threads: any may call anything. A thread that asks if there is a
 // failure reads one atomic, and that is all that an operation without one ever does; the lock is
 // for a failure that is being kept or read. Nothing here wakes anyone: Group rings its peers once
 // the failure is kept, and threads of this rank that wait poll is_set().

@@ -416,7 +416,7 @@ class Collectives(OtherNames, Generic[Work]):
     @property
     @abstractmethod
     def backend(self) -> str:
-        """Who moves the bytes: "native", "nccl", "cuda", "cupy", "torch gloo", ..."""
+        """What moves the bytes: "native", "nccl", "cuda", "cupy", "torch gloo", ..."""
 
     @property
     @abstractmethod
@@ -447,7 +447,7 @@ class Collectives(OtherNames, Generic[Work]):
 
     @abstractmethod
     def stats(self) -> dict[str, Any]:
-        """What ran so far, or what carries the bytes; empty where nobody counts."""
+        """What ran so far, or what carries the bytes; empty where nothing is counted."""
 
     @abstractmethod
     def abort(self, reason: str) -> None:

@@ -92,7 +92,7 @@ def load(network: str = "network", path: Path | None = None) -> Costs:
         added = _seconds(found, "added_byte", 1)[0]
         return Costs(ways["memory"], ways[network], added, f"measured, {where}")
     except FileNotFoundError:
-        reason = "nobody has measured this machine; type: dpcore calibrate"
+        reason = "this machine is not calibrated; type: dpcore calibrate"
     except _Unusable as problem:
         reason = f"{where} is not used: {problem}"
     except OSError as problem:
@@ -140,7 +140,7 @@ class _Unusable(Exception):
 
 
 def _read(path: Path, of_any_machine: bool = False) -> dict[str, Any]:
-    # Of a FIFO, open would wait for somebody who writes.
+    # Of a FIFO, open would wait for a writer.
     def opener(name: str, flags: int) -> int:
         return os.open(name, flags | os.O_NONBLOCK)
 

@@ -3,7 +3,7 @@
 For programs that have CuPy's communicator anyway, and to compare. Each call goes from Python to
 ``cupy.cuda.nccl.NcclCommunicator`` with addresses and a stream; ``backend="nccl"`` does the same
 from C++, without the GIL, watches for ranks that are gone, and has more algorithms. Here a rank
-that does not come is noticed by whoever synchronises with the GPU.
+that does not come is noticed by the code that synchronises with the GPU.
 
 Order is kept as there: work goes to a stream of its own, after what the current stream holds, and
 ``wait()`` puts what comes next behind it. Memory of tensors that the program drops earlier is kept
@@ -201,7 +201,7 @@ class CupyCommunicator(CheckedCalls[CupyWork]):
     # ---- groups, life ------------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
-        """Who carries the bytes, and where: CuPy counts nothing."""
+        """What carries the bytes, and where: CuPy counts nothing."""
         return {"backend": self.backend, "device": str(self.device)}
 
     def split(self, color: int | None, key: int = 0) -> CupyCommunicator | None:

@@ -1,4 +1,4 @@
-"""The stream of ``backend="cupy"`` and an operation in it: who waits, and what is kept."""
+"""The stream of ``backend="cupy"`` and an operation in it: what waits, and what is kept."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class TorchStreams:
         torch.cuda.current_stream(self._device).wait_event(event)
 
     def keep(self, tensors: Sequence[Any]) -> None:
-        """Nobody gets their memory before the communication stream is behind what it holds now."""
+        """Their memory goes to nothing else before the stream is behind what it holds now."""
         for tensor in tensors:
             tensor.record_stream(self._stream)
 

@@ -1,13 +1,14 @@
 """Collectives: the Python face of a communicator.
 
 The contract, which other communicators keep as well, is in protocol.py: options, errors, threads,
-and who owns a buffer when. This one takes contiguous torch CPU tensors and anything with the buffer
-protocol, numpy arrays (in C order) first of all. Elements without arithmetic here (float8, unsigned
-integers of 16 bits and more) are moved as integers of their size, and reductions refuse them.
+and what owns a buffer when. This one takes contiguous torch CPU tensors and anything with the
+buffer protocol, numpy arrays (in C order) first of all. Elements without arithmetic here (float8,
+unsigned integers of 16 bits and more) are moved as integers of their size, and reductions refuse
+them.
 
 The memory stays where it is until the operation is complete: a bytearray in flight raises
 ``BufferError`` when it is resized, and a tensor may be given other memory (``tensor.data =
-other``). What nobody can prevent is ``tensor.untyped_storage().resize_(0)`` and
+other``). What cannot be prevented is ``tensor.untyped_storage().resize_(0)`` and
 ``array.resize(..., refcheck=False)``: they free memory that the operation still uses, so wait for
 it first.
 
@@ -15,7 +16,7 @@ it first.
 moves is executed literally) or one of your own: a function of the number of ranks, which returns
 moves, ``"file.py:function"``, or a ``dpcore.Schedule``. It is proved when it is first named.
 
-A rank that only gives (the root of a small broadcast, say) does not wait for those who take; see
+A rank that only gives (the root of a small broadcast, say) does not wait for those that take; see
 ``docs/decisions/0007-senders-do-not-wait-for-receivers.md``. ``barrier`` waits for everybody.
 """
 
@@ -175,7 +176,7 @@ class Communicator(Collectives[Work]):
     def close(self) -> None:
         """Waits for what is in flight and leaves. Later calls raise. Closing twice is fine.
 
-        Raises what went wrong and was not raised before: an operation that nobody waited for, or
+        Raises what went wrong and was not raised before: an operation that no call waited for, or
         one that did not end within ``timeout``. While another exception is on its way (in a
         ``finally``) that one goes on, with this as a note.
         """
@@ -189,7 +190,7 @@ class Communicator(Collectives[Work]):
 
     @property
     def backend(self) -> str:
-        """Who moves the bytes: ``"native"`` is dpcore's own core."""
+        """What moves the bytes: ``"native"`` is dpcore's own core."""
         return "native"
 
     @property

@@ -1,4 +1,4 @@
-"""The contract of a communicator, whoever carries the bytes.
+"""The contract of a communicator, whatever carries the bytes.
 
 ``Collectives`` (collectives.py) has all of its methods. ``Communicator`` (dpcore's core, on CPUs)
 has all of what they can do, and so has ``DeviceCommunicator`` (GPUs), except for tags. Three
@@ -37,7 +37,7 @@ the communicator; a group of torch raises torch's own errors for these.
 
 **Buffers.** A buffer is a contiguous tensor of torch or, on the host, a numpy array in C order;
 dpcore's core takes whatever has the buffer protocol. It belongs to the operation from the call
-until that has completed: nobody may write to it, nor read what is being written. With ``async_op``
+until that has completed: nothing may write to it, nor read what is being written. With ``async_op``
 the communicator keeps it alive, so the caller may drop it, and the handle too. On a device,
 ``wait()`` orders the result before what the thread gives to its current stream from then on, and
 does not block the thread.
@@ -61,7 +61,7 @@ Operator = Any  # str | torch.distributed.ReduceOp | mpi4py.MPI.Op
 
 
 class Capabilities(NamedTuple):
-    """What a kind of communicator has beyond moving data. Each is a question that somebody asks."""
+    """What a kind of communicator has beyond moving data. Each is a question that a caller asks."""
 
     core: bool = False  # the reducer may call its compiled core, ``_native``, without Python
     ordered: bool = False  # it can add in rank order, for ``deterministic=True``
@@ -69,12 +69,12 @@ class Capabilities(NamedTuple):
     counts: bool = False  # ``stats()`` has counters
     traces: bool = False  # ``dpcore.trace()`` can record it
     own_memory: bool = False  # ``empty()`` gives memory on its device that needs no extra copy
-    silent_in_profiler: bool = False  # somebody else has to tell torch's profiler what it runs
+    silent_in_profiler: bool = False  # its caller tells torch's profiler what it runs
     on_processors: bool = False  # operations take time of the processors that compute
 
 
 class Pending(Protocol):
-    """An operation that somebody will wait for."""
+    """An operation to wait for."""
 
     def wait(self) -> Any:
         """Returns when it is complete; raises what went wrong."""

@@ -43,7 +43,7 @@ _METHODS |= {"barrier": "barrier", "split": "split", "abort": "abort"}
 
 
 def operator_name(op: Any) -> str:
-    """dpcore's word for an operator of its own, of torch or of mpi4py. Nobody's is ``Unsupported``.
+    """dpcore's word for an operator of its own, of torch or of mpi4py, else ``Unsupported``.
 
     >>> operator_name("AVG")
     'mean'
@@ -84,7 +84,7 @@ class _Elsewhere:
 
 
 class OtherNames:
-    """A communicator whose attributes somebody looks for under the names of another library.
+    """A communicator whose attributes are looked for under the names of another library.
 
     An attribute for each of them: a class with ``__getattr__`` would make all of its attributes
     slower, and a small all-reduce by a fifth.

@@ -56,7 +56,7 @@ class Work:
         other operations and waits included; callbacks of several futures may run side by side.
         Where the operation is complete already, they run on the thread that attaches them.
 
-        On a GPU the future is complete at once, as torch's of NCCL are: whoever waits for it
+        On a GPU the future is complete at once, as torch's of NCCL are: the code that waits for it
         makes the current stream wait for the result.
         """
         import torch

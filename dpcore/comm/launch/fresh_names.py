@@ -2,7 +2,7 @@
 
 A store may outlive the ranks: the agents of torchrun keep theirs over a restart, whose ranks find
 all that the ranks before have written. So a rank asks for the name with a word of its own, and
-rank 0 answers that word. What it answers to ranks that are no more, nobody reads.
+rank 0 answers that word. What it answers to ranks that have ended is never read.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from dpcore.comm.communicators.work import LONGEST_SECONDS
 from dpcore.errors import RendezvousError
 
-_LOOK_SECONDS = (0.0005, 0.02)  # while ranks come, and where nobody has come for long
+_LOOK_SECONDS = (0.0005, 0.02)  # while ranks come, and where none has come for long
 _GRACE_SECONDS = 1.0  # for rank 0 to say at its own deadline who is missing
 
 

@@ -131,7 +131,7 @@ def _from_environment(env: Mapping[str, str]) -> tuple[int, int] | None:
         if rank in env and size in env
     }
     # The launcher nearest to us set its variables last: torchrun's win inside an MPI job of
-    # one process per host. Otherwise two that disagree are a mistake nobody should guess at.
+    # one process per host. Two that disagree otherwise are a mistake, and not guessed at.
     if "TORCHELASTIC_RUN_ID" in env and "RANK" in env:
         return int(env["RANK"]), int(env["WORLD_SIZE"])
     if len(set(answers.values())) > 1:

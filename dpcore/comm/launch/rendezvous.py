@@ -218,7 +218,7 @@ def _fresh(store: Any, name: str, identity: Identity, timeout: float) -> TorchSt
 def _launcher_store(
     env: Mapping[str, str], identity: Identity, timeout: float = LONGEST_SECONDS
 ) -> Store | None:
-    """Ranks of one host need nobody else. Otherwise that of MPI, where it runs: it has the
+    """Ranks of one host need nothing else. Otherwise that of MPI, where it runs: it has the
     launcher's line. Otherwise the line."""
     one_host = spans_hosts(identity.world_size, env) is False
     if one_host and not env.get("DPCORE_PRETEND_HOSTS"):

@@ -240,7 +240,7 @@ def connect(
     deterministic: bool = False,
     meets_within: float = 0.0,
 ) -> Communicator:
-    """A communicator of the ranks that meet under the name ``job``; it becomes nobody's default."""
+    """A communicator of the ranks that meet under the name ``job``; it is never the default."""
     from dpcore import _C
     from dpcore.comm.communicators.native import Communicator
 

@@ -84,13 +84,13 @@ class FileStore:
                 if not self._path.is_file():
                     raise FileNotFoundError(self._path)
                 found, address = self._path.read_text().split()
-                # A file that an earlier job left behind names an address where nobody listens.
+                # A file that an earlier job left behind names an address where nothing listens.
                 if found == key and _somebody_listens(address):
                     return address
                 silent = address if found == key else silent
             if time.monotonic() > deadline and silent:
                 raise RendezvousError(
-                    f"nobody listens at {silent}, the address in {self._path}; if rank 0 is on "
+                    f"nothing listens at {silent}, the address in {self._path}; if rank 0 is on "
                     "another host, set DPCORE_SOCKET_IFNAME to its network card there"
                 )
             if time.monotonic() > deadline:

@@ -184,7 +184,7 @@ def _native_over(group: Any) -> Communicator | None:
 
 
 def _with_card_of_gloo() -> dict[str, str]:
-    """Whoever has told Gloo which network card to use need not tell us."""
+    """A job that has told Gloo which network card to use need not tell us."""
     env = dict(os.environ)
     if card := env.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]:
         env.setdefault("DPCORE_SOCKET_IFNAME", card)

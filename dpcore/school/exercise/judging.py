@@ -80,7 +80,7 @@ def judge(
     exercise: Exercise, file: Path, only: Collection[str] = (), seed: int | None = None
 ) -> Verdict:
     """Runs every check on the file, or ``only`` those with these names. Without a ``seed``, one is
-    drawn that nobody can have known."""
+    drawn that no solution can know."""
     importlib.import_module("dpcore._C")  # where it can't be loaded, it says what to install
     data = file.read_bytes()
     seed = secrets.randbits(SEED_BITS) if seed is None else seed

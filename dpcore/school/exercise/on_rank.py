@@ -102,7 +102,7 @@ def run(comm: Any, job: Job) -> Any:
         student = load(job.file, "submission") if job.file else None
         found = plain(getattr(check, job.body)(stage, student, *job.args))
         stage.settle()
-        stage.barrier()  # nobody leaves while others still talk to it
+        stage.barrier()  # no rank leaves while others still talk to it
         return found
     except BaseException as problem:
         raise _failed(problem, job, stage.step) from None
@@ -129,7 +129,7 @@ def load(path: str, name: str) -> types.ModuleType:
 
 
 def plain(value: Any) -> Any:
-    """Only what can be looked at without running anybody's code: numbers, texts, arrays."""
+    """Only what can be looked at without running a student's code: numbers, texts, arrays."""
     import numpy as np
     import torch
 

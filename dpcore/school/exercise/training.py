@@ -208,7 +208,7 @@ def turned_input(rank: int) -> torch.Tensor:
 
 
 def train_turned(on: Stage, make: Callable[[nn.Module, Any], Any]) -> list[Any]:
-    """Gradients of a step in which ranks disagree about who comes first."""
+    """Gradients of a step in which ranks disagree about the order."""
     module = Turned(on.rank % 2 == 1)
     model = make(module, on.comm)
     found = []

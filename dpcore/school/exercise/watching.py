@@ -64,6 +64,6 @@ class Watch:
 
 
 def clock() -> Any:
-    """Milliseconds of the clock that the core uses, out of reach for whoever patches ``time``."""
+    """Milliseconds of the clock that the core uses, out of reach of code that patches ``time``."""
     now = time.monotonic_ns
     return lambda: now() * 1e-6

@@ -2,7 +2,7 @@
 
 One pipe per rank. A cell is sent to all; what they print comes line by line, and each says when it
 has ended. When a cell fails on a rank while others go on, they get a moment to end by themselves.
-Then the rank that failed aborts the communicator, so that nobody waits for it in vain, and the
+Then the rank that failed aborts the communicator, so that no rank waits for it in vain, and the
 ranks make a new one. Their variables stay.
 """
 

@@ -44,7 +44,7 @@ ACROSS = "dpcore zero1"  # over a link there is something to hide under the next
 
 @dataclass(frozen=True)
 class Scene:
-    """One network and who trains over it."""
+    """One network and the contenders that train over it."""
 
     name: str
     title: str
@@ -115,7 +115,7 @@ def losses(result: dict[str, Any], name: str) -> list[float]:
 def tell(
     scene: Scene, result: dict[str, Any], folder: Path, console: Console, steps: int = 1
 ) -> Verdict:
-    """Table, page and picture of a scene; who won it."""
+    """Table, page and picture of a scene, and its winner."""
     paths = {name: folder / f"{name.replace(' ', '-')}.json" for name in scene.contenders}
     # Of torch DDP on a GPU there is none.
     runs = {name: read_run(path) for name, path in paths.items() if path.exists()}

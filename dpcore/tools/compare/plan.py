@@ -230,7 +230,7 @@ class Plan:
         return [one.over_dpcore() for one in self.contenders]
 
     def turns(self, cell: Cell) -> list[str]:
-        """Who takes turns on the ranks: contenders, and what they are measured against."""
+        """What takes turns on the ranks: contenders, and what they are measured against."""
         entrants = self.entrants(cell)
         return [*(one.inner for one in entrants), ALONE, *dict.fromkeys(map(bare_of, entrants))]
 

@@ -1,7 +1,7 @@
-"""Who holds up a job, from what is known of its ranks.
+"""Which rank holds up a job, from what is known of all ranks.
 
-``judge`` is a pure function of a family: it follows who waits for whom, to the ranks that wait for
-nobody (they are the cause) or round a circle (then the order of calls differs between ranks).
+``judge`` is a pure function of a family: it follows which rank waits for which, to those that
+wait for none (they are the cause) or round a circle (then the order of calls differs).
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def judge(family: Family) -> Verdict:
     if not for_somebody:
         return _inside(family, waits)
     waiting = {wait.rank: wait for wait in reversed(for_somebody)}
-    # From any wait one comes to a rank that waits for nobody, or back to where one was.
+    # From any wait one comes to a rank that waits for none, or back to where one was.
     wait, seen = for_somebody[0], [for_somebody[0].rank]
     while True:
         free = [rank for rank in wait.late if rank not in waiting]
@@ -166,9 +166,9 @@ def _in_a_circle(family: Family, circle: list[Wait], waits: list[Wait]) -> Verdi
     if len(messages) == 1:
         (wait,) = messages
         if wait.details["direction"] == "recv":
-            says.append(f"Nobody has sent what rank {wait.rank} waits for.")
+            says.append(f"No rank has sent what rank {wait.rank} waits for.")
         else:
-            says.append(f"Nobody receives what rank {wait.rank} sends.")
+            says.append(f"No rank receives what rank {wait.rank} sends.")
         return Verdict(True, [wait.rank], dict(wait.details), says, waits)
     says.append("All ranks have to make these calls in the same order.")
     return Verdict(True, sorted(w.rank for w in circle), dict(circle[0].details), says, waits)

@@ -1,8 +1,8 @@
-"""``dpcore inspect``: what ranks do, and who holds them up, read from outside.
+"""``dpcore inspect``: what ranks do, and which one holds them up, read from outside.
 
 With process numbers it shows the black box of each (``black_box.py``). With ``--job`` it says in
-plain sentences who holds up the job (``hang.py``), from any host of it: what ranks of other hosts
-do is known to the ranks of this one, so no other host is asked, and none has to answer.
+plain sentences which rank holds up the job (``hang.py``), from any host of it: what ranks of
+other hosts do is known to the ranks of this one, so no other host is asked, and none has to answer.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ def _order_of(rank: Rank, verdict: Verdict) -> tuple[bool, int]:
 def _rank_line(rank: Rank, verdict: Verdict) -> str:
     process = f"process {rank.process}" if rank.process is not None else "other host"
     own = [wait for wait in verdict.waits if wait.rank == rank.number]
-    does = f"waits for {own[0].seconds:.1f} s in {own[0].what}" if own else "waits for nobody"
+    does = f"waits for {own[0].seconds:.1f} s in {own[0].what}" if own else "waits for no rank"
     where = f", at {rank.where['line']}" if rank.where is not None else ""
     return f"rank {rank.number}  {process}  {does}{where}"
 

@@ -29,7 +29,7 @@ class Rank:
     boxes: dict[int, Box] = field(default_factory=dict)
     process: int | None = None  # on this host
     state: str = ""  # of that process: a letter of /proc/PID/stat
-    silent_seconds: float | None = None  # of a rank of another host; None: nobody here can tell
+    silent_seconds: float | None = None  # of a rank of another host; None: unknown on this host
 
     @property
     def is_stopped(self) -> bool:
@@ -82,7 +82,7 @@ def _host_of(pid: int) -> int:
     try:
         return os.stat(f"/proc/{pid}/ns/net").st_ino
     except OSError:
-        return -pid  # nobody else is there
+        return -pid  # no other rank is there
 
 
 def families(pids: Iterable[int]) -> tuple[list[Family], dict[int, str]]:

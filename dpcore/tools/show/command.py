@@ -149,7 +149,7 @@ def _open(page: Path) -> None:
 
 
 def beside(run: Run, ending: str) -> Path:
-    """Where something made of a run lies if nobody says: beside its trace."""
+    """Where something made of a run lies unless told otherwise: beside its trace."""
     return run.path.with_name(run.name + ending)
 
 

@@ -19,7 +19,7 @@ Stages = list[Stage]
 
 
 class MpiCalls(CheckedCalls[MpiWork]):
-    """What a group of ranks asks of MPI; ``MpiCommunicator`` says who they are."""
+    """What a group of ranks asks of MPI; ``MpiCommunicator`` says which ranks they are."""
 
     calls: int  # collectives so far
     line: deque[MpiWork]  # what is not posted yet

@@ -4,8 +4,8 @@
 operation that is posted in several blocks holds back the operations of its group behind it until
 its last block is posted.
 
-**Progress.** MPI moves data while somebody calls it. A thread that waits polls whatever is in
-flight; while nobody waits, a thread of the engine does. That needs ``MPI_THREAD_MULTIPLE``; where
+**Progress.** MPI moves data while a thread calls it. A thread that waits polls whatever is in
+flight; while none waits, a thread of the engine does. That needs ``MPI_THREAD_MULTIPLE``; where
 MPI was started with less there is no such thread, and with ``MPI_THREAD_FUNNELED`` or less only the
 thread that started MPI may call.
 
@@ -85,7 +85,7 @@ class Engine:
 
     @property
     def recorder(self) -> Recorder:
-        """Made when somebody asks for it."""
+        """Made when it is asked for."""
         if self._recorder is None:
             self._recorder = Recorder(lambda: self.failure.is_set)
         return self._recorder
@@ -193,7 +193,7 @@ class Engine:
             self.go_on()
 
     def wake(self) -> None:
-        """There is something that nobody waits for."""
+        """There is something that no thread waits for."""
         self._wake.set()
 
     def _end(self, work: MpiWork) -> None:
@@ -211,7 +211,7 @@ class Engine:
             self._fail(self._named(work, problem), work=work)
         except Error as problem:
             self._fail(problem, work=work)
-        except Exception as problem:  # nobody may be there whom it could be raised to
+        except Exception as problem:  # there may be no thread to raise it to
             text = f"rank {self.rank}: {work.what} over MPI: {type(problem).__name__}: {problem}"
             self._fail(Error(text), work=work)
 

@@ -28,7 +28,7 @@ class Progress(Protocol):
         """Returns when the operation is complete; raises what went wrong."""
 
     def look(self) -> None:
-        """Advances what is in flight, if nobody else does."""
+        """Advances what is in flight, if no other thread does."""
 
 
 class Stage(NamedTuple):

@@ -12,7 +12,7 @@ from dpcore.errors import RendezvousError, Unsupported
 _SIZES = {
     "OMPI_COMM_WORLD_SIZE": "Open MPI's mpiexec",
     "PMI_SIZE": "MPICH's mpiexec",
-    "WORLD_SIZE": "torchrun, or whoever set WORLD_SIZE,",
+    "WORLD_SIZE": "torchrun, or what else set WORLD_SIZE,",
     "SLURM_STEP_NUM_TASKS": "srun",
 }
 

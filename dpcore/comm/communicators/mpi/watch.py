@@ -1,6 +1,6 @@
-"""Short messages between ranks beside their operations: who gives up, and who has come how far.
+"""Short messages between ranks beside their operations: which give up, and how far each has come.
 
-They travel over a communicator of MPI of their own. Whoever polls reads them, so a rank that
+They travel over a communicator of MPI of their own. A thread that polls reads them, so a rank that
 computes answers as well: its engine's thread does. A library that notices dead ranks may raise
 that wherever it is asked: sending to one is as good as done, and ``look`` hands the error on.
 """
@@ -114,7 +114,7 @@ class Watch:
 
 
 def describe_late(answers: Mapping[int, int], asked: Mapping[int, int], work: MpiWork) -> str:
-    """Who is late with a collective, as far as the ranks that were asked have answered."""
+    """The ranks that are late with a collective, as far as those that were asked have answered."""
     number = work.what.number
     silent = [f"rank {rank}" for rank in asked.values() if rank not in answers]
     found = [f"{', '.join(silent)} did not answer (stopped, dead, or at its end)"] if silent else []

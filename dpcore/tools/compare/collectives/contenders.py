@@ -1,4 +1,4 @@
-"""Who competes, and how the ranks of each are started."""
+"""The contenders, and how the ranks of each are started."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ MPICH_OVERSUBSCRIBED = {
     "MPIR_CVAR_CH4_PROGRESS_THROTTLE": "1",
     "MPIR_CVAR_CH4_PROGRESS_THROTTLE_NO_PROGRESS_COUNT": "16",
 }
-# Nobody is bound to a core: dpcore and Gloo are not either.
+# No rank is bound to a core: those of dpcore and Gloo are not either.
 _OPENMPI_OPTIONS = ["--bind-to", "none"]
 
 

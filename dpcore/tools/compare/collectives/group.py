@@ -115,7 +115,7 @@ class RankGroup:
         return total / CLOCK_TICK
 
     def stop(self) -> None:
-        """Lets the ranks leave in order; whoever has not after a while is killed."""
+        """Lets the ranks leave in order; those that have not after a while are killed."""
         try:
             if self._channels:
                 with contextlib.suppress(GroupError):

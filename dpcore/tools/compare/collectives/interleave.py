@@ -50,7 +50,7 @@ class Field:
         except BaseException:
             self.stop()
             raise
-        # Whoever did not start is reported once, and not again in every cell.
+        # A contender that did not start is reported once, not again in every cell.
         self.contenders = tuple(c for c in self.contenders if c.group not in self.absent)
         self._began = time.monotonic()
         return self
@@ -120,7 +120,7 @@ class Field:
         self._each(results, lambda ranks, one: loop.calibrate(ranks, one, pace), on_turn)
         order = list(results)
         for number in range(pace.rounds):
-            # Another order in every round: nobody always runs after the one that empties the cache.
+            # Another order in every round: none always runs after the one that empties the cache.
             random.Random(number).shuffle(order)
             self._each(order, lambda ranks, one: loop.one_round(ranks, one, pace), on_turn)
         self._release(results)

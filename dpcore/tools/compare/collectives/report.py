@@ -15,7 +15,7 @@ def draw_all(path: Path | None, runs: Sequence[Run]) -> list[Path]:
     """A picture per world and collective; the name says which where there are several."""
     if path is None:
         return []
-    # matplotlib takes half a second to import: only who wants a picture pays.
+    # matplotlib takes half a second to import: only a caller that wants a picture pays.
     from dpcore.tools.compare.collectives.plot import draw
 
     def kind(run: Run) -> tuple[int, str]:

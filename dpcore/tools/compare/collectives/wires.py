@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 AGENT = Path(__file__).resolve().parent / "agent.sh"
-PORT = 29546  # of dpcore's meeting; nobody else is in these namespaces
+PORT = 29546  # of dpcore's meeting; nothing else is in these namespaces
 BURST = "16kb"  # what a link lets through at once: a larger one has no rate for small messages
 
 

@@ -23,7 +23,7 @@ from dpcore.tools import hosts as namespaces
 from dpcore.tools.compare.training.worker import Job
 from dpcore.tools.records import ROOT
 
-PORT = 29541  # within a namespace, which has nobody else; on this host one that is free
+PORT = 29541  # within a namespace of its own; on this host one that is free
 RAW_PORT = 29542
 _LAST_WORDS_SECONDS = 60.0
 

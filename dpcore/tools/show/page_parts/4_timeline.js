@@ -43,7 +43,7 @@ class Timeline {
   }
 
   // Makes room for the rows of what is in view. Rows that have become empty go when `anew` (another
-  // step, another zoom by a button), and stay while somebody drags, under whose hand nothing may jump.
+  // step, another zoom by a button), and stay during a drag, in which nothing may jump.
   arrange(anew) {
     const { begin, end } = this.scale;
     const wanted = lanesWithin(this.run, begin, end);

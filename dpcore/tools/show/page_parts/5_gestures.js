@@ -1,5 +1,5 @@
 // Mouse, touch and keys on a timeline. What the wheel does is told in the hint of page.html: the page is
-// longer than the window, so it scrolls until somebody turns the wheel with a key, or has clicked into
+// longer than the window, so it scrolls until the user turns the wheel with a key, or has clicked into
 // the timeline. (Two fingers on a touchpad arrive as a wheel with Ctrl.)
 
 function listenTo(timeline, page) {

@@ -232,7 +232,7 @@ function moves(data) {
 
 loadRuns().then((data) => {
   window.page = data.runs.length ? new Page(data) : moves(data);
-  // The first frame, in milliseconds after somebody asked for the page.
+  // The first frame, in milliseconds after the page was asked for.
   requestAnimationFrame(() => { document.body.dataset.ready = performance.now().toFixed(0); });
 }).catch((problem) => {
   document.body.dataset.failed = String(problem);

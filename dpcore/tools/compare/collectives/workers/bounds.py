@@ -1,4 +1,4 @@
-"""What the memory of this machine allows when every rank works at once and nobody communicates.
+"""What the memory of this machine allows when every rank works at once and none communicates.
 
 `scale` reads and writes S bytes in place, like a two-shot in the arena; `memcpy` reads S and writes
 S elsewhere, like the copy into shared memory that an ordinary tensor needs at the least.

@@ -1,4 +1,4 @@
-"""Who holds how much in a collective, filled with whole numbers, and what has to come out of it.
+"""What each rank holds in a collective, filled with whole numbers, and what has to come out of it.
 
 What a rank sends repeats after 61 elements (a prime, so a shift by any power of two shows), and so
 does what the collective makes of it. Where the type has room, a step of 64 per rank shows a chunk
