@@ -24,8 +24,8 @@ NAVIGATION = {  # in the groups of docs/README.md
         docs/failures""",
     "Do: see and measure": """docs/show docs/monitor docs/compare docs/simulator docs/plans
         docs/noise_scale docs/notebooks""",
-    "Look up": """docs/data_parallel docs/variables docs/compatibility docs/mistakes
-        docs/results/* docs/asked docs/related docs/glossary SECURITY""",
+    "Look up": """docs/data_parallel docs/own_schedule docs/variables docs/compatibility
+        docs/mistakes docs/results/* docs/asked docs/related docs/glossary SECURITY""",
     "API reference": """docs/reference/README docs/reference/start docs/reference/communicators
         docs/reference/data_parallel docs/reference/local_updates docs/reference/figures
         docs/reference/parallel docs/reference/algorithms docs/reference/errors""",

@@ -48,7 +48,7 @@ class LaunchSchedule:
         """The phases of each bucket: ``["all_reduce"]``, after which the program steps; or one of
         ``["all_reduce", "update"]``, ``["reduce_scatter", "all_gather", "update"]`` and
         ``["reduce_scatter", "update", "all_gather"]``, which end under the next forward and need
-        ``dpcore.DistributedOptimizer``. See docs/across_steps.md."""
+        ``dpcore.DistributedOptimizer``. See docs/own_schedule.md."""
         return ["all_reduce"]
 
     def whole_buckets(self) -> int:
