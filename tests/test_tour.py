@@ -1,8 +1,12 @@
 """The lines that docs/tour.md names are there, and are about as many as it says."""
 
 import ast
+import importlib.util
 import re
+import shlex
 from pathlib import Path
+
+from dpcore.__main__ import _parser
 
 ROOT = Path(__file__).resolve().parent.parent
 TOUR = (ROOT / "docs" / "tour.md").read_text()
@@ -67,3 +71,18 @@ def test_the_three_questions_are_answered_by_at_most_three_files():
         named = READ.findall(question)
         assert 1 <= len(named) <= 3
         assert all(lines_to_read(path, what) for path, what in named)
+
+
+def test_each_row_of_what_it_is_for_ends_with_a_command():
+    rows = re.findall(r"^\|(.+)\|$", TOUR.split("## What it is for")[1].split("\n## ")[0], re.M)[2:]
+    assert len(rows) >= 8
+    for row in rows:
+        command = re.fullmatch(r" `([^`]+)` ", row.split("|")[-1])
+        assert command, row
+        words = shlex.split(command[1])
+        if words[0] == "dpcore":
+            _parser().parse_args(words[1:])
+        elif words[1] == "-m":
+            assert importlib.util.find_spec(words[2]) is not None, command
+        else:
+            assert (ROOT / words[-1]).exists(), command
