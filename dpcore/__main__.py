@@ -147,6 +147,7 @@ def _add_inspect(commands: Commands) -> None:
     )
     inspect.add_argument(
         "pid",
+        metavar="PID",
         type=types.process,
         nargs="*",
         help="process numbers of ranks (default: all of this host)",
@@ -176,6 +177,7 @@ def _add_show(commands: Commands) -> None:
     )
     show.add_argument(
         "trace",
+        metavar="TRACE",
         type=Path,
         nargs="+",
         help="a file of dpcore.trace, or files or a folder of torch.profiler; several runs are "
@@ -209,6 +211,7 @@ def _add_advise(commands: Commands) -> None:
     )
     advise.add_argument(
         "run",
+        metavar="RUN",
         type=Path,
         nargs="+",
         help="traces, as dpcore show takes them, or a model as my.py:make, which is recorded",
@@ -239,6 +242,7 @@ def _add_simulate(commands: Commands) -> None:
     )
     simulate.add_argument(
         "gradients",
+        metavar="GRADIENTS",
         type=Path,
         nargs="+",
         help="a trace, as dpcore show takes it, or a description of gradients",

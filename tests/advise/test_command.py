@@ -1,6 +1,8 @@
 """The command as a user runs it: which files it takes, what it prints, and mistakes."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,6 +10,7 @@ import torch
 import dpcore
 from benchmarks.harness.sleeping import layers
 from dpcore.__main__ import main
+from dpcore.tools import advise, help_texts
 from tests.show.profiles import span, write
 from tests.show.traces import write_trace
 
@@ -174,3 +177,14 @@ def test_threads_that_share_processors_are_counted_in_a_trace_of_dpcore(tmp_path
     assert "1. oversubscribed threads: " in out, out
     assert "2 ranks with 64 threads each share 4 processors" in out
     assert "OMP_NUM_THREADS=2 in front of the command" in out
+
+
+def test_the_help_and_the_page_name_every_cause():
+    code = "".join(path.read_text() for path in Path(advise.__file__).parent.glob("*.py"))
+    causes = set(re.findall(r'cause="([^"]+)"', code))
+    page = (Path(dpcore.__file__).parents[1] / "docs" / "slow.md").read_text()
+    helped = " ".join(help_texts.ADVISE.partition("causes: ")[2].split()).rstrip(".").split(", ")
+    assert len(causes) > 10 and causes == set(helped)
+    assert causes == set(
+        re.findall(r"^\| ([\w -]+) \|", page.split("## What it says")[1], re.M)
+    ) - {"cause"}
