@@ -70,7 +70,9 @@ UnixSocket UnixSocket::listen_at(const std::string& name) {
       return UnixSocket();
     }
     throw RendezvousError("cannot bind the Unix socket " + name +
-                          ", at which ranks of this host meet: " + std::strerror(errno));
+                          ", at which ranks of this host meet: " + std::strerror(errno) +
+                          ". Where the system forbids such sockets, pass transport='tcp' to "
+                          "dpcore.init() on all ranks");
   }
   if (listen(listener.fd_.get(), 1024) != 0) {
     throw RendezvousError("cannot listen on the Unix socket " + name +
