@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (Error, NoCore, OSError, ValueError) as problem:
-        print(f"dpcore {options.command}: {problem}", file=sys.stderr)
+        print(f"dpcore {options.command}: {_in_words(problem)}", file=sys.stderr)
         return 2 if isinstance(problem, ValueError) else 1
     except KeyboardInterrupt:
         print(f"dpcore {options.command}: interrupted", file=sys.stderr)
@@ -51,6 +51,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"dpcore {options.command}: {says}", file=sys.stderr)
         return 1
     return status
+
+
+def _in_words(problem: Exception) -> str:
+    if isinstance(problem, OSError) and problem.filename and problem.strerror:
+        return f"{problem.filename}: {problem.strerror}"
+    return str(problem)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -213,6 +214,12 @@ def test_a_mean_that_is_no_number_is_wrong():
     right = np.array([64.0, 65.0, 66.0], np.float32)
     assert plan.count_wrong(right * np.float32(1 + 2**-22)) == 0
     assert plan.count_wrong(np.array([64.0, np.nan, 66.0], np.float32)) == 1
+
+
+def test_a_file_that_cannot_be_written_is_named_without_a_number_of_the_system(capsys):
+    lesson = Path(__file__).parents[1] / "docs" / "learn" / "transformer.json"
+    assert main(["simulate", str(lesson), "--link", "1gbit", "--html", "/no/x.html"]) == 1
+    assert capsys.readouterr().err == "dpcore simulate: /no/x.html: No such file or directory\n"
 
 
 def test_ctrl_c_shows_no_traceback(monkeypatch, capsys):
