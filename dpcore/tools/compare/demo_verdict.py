@@ -102,7 +102,7 @@ def means(choice: dict[str, Any] | None, is_link: bool, by_nccl: bool = False) -
         else f"sends {buckets} after backward, which computes with nothing beside it"
     )
     way = (
-        "the sizes fit what it has measured of the link, and nobody set them"
+        "the sizes fit what it has measured of the link, and were not set by hand"
         if is_link
         else "NCCL averages them on the GPUs"
         if by_nccl
