@@ -739,6 +739,11 @@ class Reducer:
         """Gradients that compiled backwards delivered, early or not, in the last step that was
         looked at: each until the buckets are rebuilt, then the one after look_again()."""
 
+    @property
+    def declined_gradients(self) -> dict[str, str]:
+        """Names of gradients that the last step's compiled backwards announced while they ran, and
+        why each was left until autograd delivered it."""
+
     def look_again(self) -> None:
         """Counts compiled_gradients in the next backward."""
 

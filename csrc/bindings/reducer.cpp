@@ -117,6 +117,17 @@ std::shared_ptr<Reducer> make_reducer(
           }});
 }
 
+py::dict declined_of(const Reducer& reducer) {
+  py::dict found;
+  const auto& declined = reducer.declined_gradients();
+  for (size_t i = 0; i < declined.size(); ++i) {
+    if (declined[i] != nullptr) {
+      found[py::str(reducer.gradient_list()[i].name)] = declined[i];
+    }
+  }
+  return found;
+}
+
 // In the order of `Found` (dpcore/ddp/mistakes/not_finite.py).
 py::object not_finite_of(const Reducer& reducer) {
   const NotFiniteGradient* found = reducer.not_finite();
@@ -390,6 +401,7 @@ void register_reducer(py::module_& m) {
       .def_property_readonly("completed", &Reducer::completed_iterations)
       .def_property_readonly("early_gradients", &Reducer::early_gradients)
       .def_property_readonly("compiled_gradients", &Reducer::compiled_gradients)
+      .def_property_readonly("declined_gradients", declined_of)
       .def("look_again", &Reducer::look_again)
       .def("rebuild", &Reducer::rebuild, py::arg("order"), py::arg("caps"), NoGil())
       .def("use_schedule",

@@ -228,6 +228,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   // first ones, until the buckets are rebuilt, and the one after look_again().
   size_t early_gradients() const { return computed_.count(); }
   size_t compiled_gradients() const { return from_compiled_; }
+  const std::vector<const char*>& declined_gradients() const { return computed_.declined(); }
   void look_again() { looks_at_compiled_ = true; }
   // How gradients came into buckets and results out of them.
   const GradientCopier::Counts& copies() const { return copier_.counts(); }
@@ -243,6 +244,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   // GradientListener
   void gradient_ready(size_t i, const at::Tensor& incoming) override;
   bool gradient_computed(size_t i, const at::Tensor& value) override;
+  void decline(size_t i, const char* why) override;
   bool is_taken(size_t i, const at::Tensor& delivered) override;
   void refuse_tracing() override;
 
@@ -303,7 +305,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
 
   // Backward
   bool is_expected() const;
-  bool may_be_taken(size_t i, const at::Tensor& value) const;
+  const char* why_declined(size_t i, const at::Tensor& value) const;
   void look_at_compiled();
   void accumulate(size_t i);
   void take(size_t i);

@@ -15,7 +15,8 @@
 namespace dpcore {
 
 bool Reducer::gradient_computed(size_t i, const at::Tensor& value) {
-  if (!may_be_taken(i, value)) {
+  if (const char* why = why_declined(i, value)) {
+    decline(i, why);
     return false;
   }
   try {
@@ -32,10 +33,16 @@ bool Reducer::gradient_computed(size_t i, const at::Tensor& value) {
   return true;
 }
 
+void Reducer::decline(size_t i, const char* why) {
+  if (iteration_.open && gradients_[i].iteration != iteration_.number) {
+    computed_.decline(i, why);
+  }
+}
+
 // A hook on buckets may step an optimizer, and the graph still reads parameters. A second reducer
 // of the same parameters, a static graph and buckets that are lent expect gradients when autograd
 // adds them. Other types and shapes are converted on the way to AccumulateGrad.
-bool Reducer::may_be_taken(size_t i, const at::Tensor& value) const {
+const char* Reducer::why_declined(size_t i, const at::Tensor& value) const {
   const Gradient& gradient = gradients_[i];
   const at::Tensor& parameter = gradient.parameter;
   const at::Tensor& grad = parameter.grad();
@@ -44,11 +51,26 @@ bool Reducer::may_be_taken(size_t i, const at::Tensor& value) const {
            tensor.scalar_type() == parameter.scalar_type() &&
            tensor.device() == parameter.device() && tensor.sizes() == parameter.sizes();
   };
-  return !is_cut_ && iteration_.open && !iteration_.again && is_expected() && !hook_ &&
-         !static_graph_ && shared_with_.empty() && !at::GradMode::is_enabled() &&
-         !gradient.is_sparse && gradient.iteration != iteration_.number &&
-         !buckets_[gradient.bucket].kept.defined() && is_plain(value) &&
-         (!grad.defined() || is_plain(grad));
+  if (is_cut_ || !iteration_.open || iteration_.again || !is_expected() ||
+      gradient.iteration == iteration_.number) {
+    return "they are not averaged in this backward";
+  }
+  if (hook_) {
+    return "a communication hook may step parameters that the graph still reads";
+  }
+  if (static_graph_) {
+    return "static_graph=True counts them when autograd adds them";
+  }
+  if (!shared_with_.empty()) {
+    return "another wrapper averages the same parameters";
+  }
+  if (at::GradMode::is_enabled()) {
+    return "create_graph=True keeps a graph of them";
+  }
+  if (gradient.is_sparse || !is_plain(value) || (grad.defined() && !is_plain(grad))) {
+    return "their type, layout or shape is not that of the parameter";
+  }
+  return buckets_[gradient.bucket].kept.defined() ? "their bucket has been lent" : nullptr;
 }
 
 bool Reducer::is_taken(size_t i, const at::Tensor& delivered) {

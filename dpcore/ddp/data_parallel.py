@@ -436,7 +436,7 @@ class DataParallel(FlushedBefore, TorchSurface):
         """The gradients in each bucket, and the times at which the last backward filled, sent and
         completed it; then how gradients came into them, and notes about mistakes."""
         reducer, why = self._reducer, self._first_steps.why
-        notes = [*self._graphs.in_words(reducer), *self._mistakes.notes]
+        notes = [*self._graphs.in_words(self), *self._mistakes.notes]
         lines, ways = reducer.report(), reducer.births() or ()
         return BucketReport(lines, self.schedule, reducer.has_rebuilt, why, notes, ways)
 

@@ -131,7 +131,7 @@ def _describe(model: Traced) -> dict[str, Any]:
         "schedule": model.schedule,
         "chosen": dict(model._first_steps.why),
         "bucket_caps": list(model._caps),
-        "compiled": model._graphs.in_words(model._reducer),
+        "compiled": model._graphs.in_words(model),
         **model._step_facts.facts(),
         "parameters": names,
         "parameter_bytes": [p.numel() * p.element_size() for p in trained],

@@ -4,6 +4,7 @@ that the averages are those of the same model without torch.compile.
 All cases run in one world. Layers have no bias, so that Inductor has no kernels to compile.
 """
 
+import copy
 import warnings
 
 import torch
@@ -101,7 +102,8 @@ class Checkpointed(Layers):
     reentrant = False
 
     def forward(self, x):
-        for layer in self.layers:
+        x = self.layers[0](x)
+        for layer in self.layers[1:]:
             x = checkpoint(layer, x, use_reentrant=self.reentrant)
         return x
 
@@ -192,6 +194,15 @@ def with_configuration(comm, config, **settings):
         return steps(comm)
 
 
+def not_asked(comm):
+    with torch._dynamo.config.patch(optimize_ddp=False), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run = Run(comm)
+        early = [run.step() for _ in range(3)]
+        assert "optimize_ddp is False" in repr(run.model.bucket_report())
+    return early
+
+
 def with_another_pass(comm):
     seen = []
     early = steps(comm, inductor={"joint_custom_post_pass": seen.append})
@@ -200,16 +211,18 @@ def with_another_pass(comm):
 
 
 def across_steps(comm, schedule):
-    """From the fifth forward on each layer is a graph of its own, or one that equal ones share."""
+    """From the fifth forward on, each of three layers is a graph of its own."""
     torch._dynamo.utils.counters.clear()
     run = Run(comm, schedule=schedule)
     optimizer = torch.optim.SGD(run.model.parameters(), 0.1)
     optimizer = dpcore.DistributedOptimizer(optimizer, run.model)
     alone = torch.optim.SGD(run.alone.parameters(), 0.1)
-    early = []
+    early, graphs = [], []
     for _ in range(7):
         xs = run.inputs()
-        run.forward(xs[comm.rank]).square().mean().backward()
+        loss = run.forward(xs[comm.rank]).square().mean()
+        graphs.append(graphs_in(loss))
+        loss.backward()
         early.append(run.early)
         optimizer.step()
         optimizer.zero_grad()
@@ -220,7 +233,19 @@ def across_steps(comm, schedule):
         torch.testing.assert_close(mine, other)
     assert run.model._graphs.count == 0
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= 1
+    assert graphs == [0] * 4 + [3] * 3
     return early
+
+
+def graphs_in(loss):
+    """How many compiled graphs its backward consists of."""
+    found, todo = set(), [loss.grad_fn]
+    while todo:
+        node = todo.pop()
+        if node is not None and node not in found:
+            found.add(node)
+            todo += [following for following, _ in node.next_functions]
+    return sum(node.name() == "CompiledFunctionBackward" for node in found)
 
 
 def accumulated(comm):
@@ -306,6 +331,7 @@ def hook_after_accumulation(comm):
     weight.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.shape))
     early = [run.step()]
     assert len(seen) == 1
+    assert "not those of layers.1.weight: a hook of the pr" in repr(run.model.bucket_report())
     return early
 
 
@@ -322,6 +348,18 @@ def compressed(comm):
     run.model._register_builtin_comm_hook(kind)
     run.check = lambda: Run.check(run, 2e-3)
     return [run.step()]
+
+
+def parameter_at_the_root(comm):
+    """The node that backward begins with adds to a gradient of the compiled graph, too."""
+    run = Run(comm)
+    xs = run.inputs()
+    (run.forward(xs[comm.rank]) @ run.module.layers[1].weight).backward(torch.ones(2, WIDTH))
+    for x in xs:
+        (run.alone(x) @ run.alone.layers[1].weight).backward(torch.full((2, WIDTH), 0.5))
+    run.check()
+    assert "not those of layers.1.weight: more than one part" in repr(run.model.bucket_report())
+    return [run.early]
 
 
 def changing_rows(comm):
@@ -424,6 +462,7 @@ CASES = {
     "tied": (steps, {"kind": Tied}, [2, 2]),
     "unused": (steps, {"kind": Unused, "find_unused_parameters": True}, [2, 2]),
     "checkpoint": (steps, {"kind": Checkpointed}, [3, 3]),
+    "reentrant checkpoint": (steps, {"kind": CheckpointedReentrant}, [3, 3]),
     "gradient_as_bucket_view=False": (steps, {"gradient_as_bucket_view": False}, [3, 3]),
     "a bucket each": (steps, {"schedule": "per_parameter"}, [3, 3]),
     "deterministic": (
@@ -431,13 +470,11 @@ CASES = {
         {"config": torch._inductor.config, "deterministic": True},
         [3, 3],
     ),
-    "optimize_ddp=False": (
-        with_configuration,
-        {"config": torch._dynamo.config, "optimize_ddp": False},
-        [0, 0],
-    ),
+    "optimize_ddp=False": (not_asked, {}, [0] * 3),
+    "max-autotune": (steps, {"inductor": {"max_autotune": True}}, [3, 3]),
     "another pass over joint graphs": (with_another_pass, {}, [0, 0]),
     "a region that is compiled once": (steps, {"kind": Regional}, [0, 0]),
+    "priority": (across_steps, {"schedule": "priority"}, [0] * 7),
     "zero2": (across_steps, {"schedule": "zero2"}, [0] * 7),
     "static_graph": (steps, {"static_graph": True}, [0, 0]),
     "aot_eager": (steps, {"backend": "aot_eager"}, [0, 0]),
@@ -452,6 +489,7 @@ CASES = {
     "a hook after accumulation": (hook_after_accumulation, {}, [2]),
     "a communication hook": (comm_hook, {}, [3, 0]),
     "FP16_COMPRESS": (compressed, {}, [3]),
+    "a parameter of the node that begins": (parameter_at_the_root, {}, [2]),
     "rows that change": (changing_rows, {}, [3, 3, 3]),
     "the loss in the graph": (loss_in_the_graph, {}, [3]),
     "a module that returns its loss": (loss_in_forward, {}, [3, 3]),
@@ -479,6 +517,32 @@ def test_gradients_leave_early_or_as_autograd_delivers_them():
     wanted = {name: early for name, (_, _, early) in CASES.items()}
     for of_rank in dpcore.spawn(all_cases, 2, timeout=400):
         assert of_rank == wanted
+
+
+def in_threads(comm):
+    """Dynamo compiles for one thread after the other: see docs/compile.md."""
+    model = dpcore.DataParallel(Layers(), comm=comm)
+    alone = copy.deepcopy(model.module)
+    run = torch.compile(model)
+    xs = [torch.full((2, WIDTH), 0.1 + rank) for rank in range(2)]
+    for rank in range(2):
+        if rank == comm.rank:
+            with model.no_sync():
+                run(xs[rank]).sum().backward()
+        comm.barrier()
+    model.zero_grad()
+    run(xs[comm.rank]).sum().backward()
+    (sum(alone(x).sum() for x in xs) / 2).backward()
+    for mine, other in zip(model.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, other.grad)
+    assert "ranks are threads" in repr(model.bucket_report())
+    return model._reducer.early_gradients
+
+
+def test_ranks_that_are_threads():
+    torch._dynamo.reset()
+    torch.compile(Layers())(torch.ones(2, WIDTH)).sum().backward()  # imports what that needs
+    assert dpcore.spawn(in_threads, 2, mode="threads", timeout=120) == [0, 0]
 
 
 def test_wrappers_that_are_not_in_python_are_not_taken():

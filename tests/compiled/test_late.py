@@ -1,5 +1,6 @@
 """A model that was compiled before it was wrapped: what a trace, `show` and `advise` say of it."""
 
+import pytest
 import torch
 
 import dpcore
@@ -31,10 +32,19 @@ def test_a_trace_of_a_late_model_says_what_to_do(tmp_path, capsys):
     assert LATE in capsys.readouterr().out
 
 
-def test_the_advice_is_to_wrap_first():
+@pytest.mark.parametrize(
+    ("graphs", "change"),
+    [
+        (LATE, "before its first compiled forward"),
+        ("torch.compile: graphs are cut where buckets end, because of this", "docs/compile.md"),
+        ("", "optimize_ddp"),
+    ],
+)
+def test_the_advice_is_of_what_dpcore_says(graphs, change):
     step = Step(
         ms=100, forward_ms=20, backward_ms=60, exposed_ms=30, arrivals=((58.0, 9), (59.0, 9))
     )
-    found = at_end(Evidence("dpcore", "tcp", False, 2, ((step,), (step,)), (0, 1), graphs=LATE))
-    assert found is not None and LATE in found.evidence
-    assert "before its first compiled forward" in found.change
+    ranks = ((step,), (step,))
+    found = at_end(Evidence("dpcore", "tcp", False, 2, ranks, (0, 1), compiled=True, graphs=graphs))
+    assert found is not None and graphs in found.evidence
+    assert change in found.change

@@ -6,7 +6,10 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <memory>
+#include <mutex>
+#include <type_traits>
 #include <unordered_set>
 #include <utility>
 
@@ -73,34 +76,40 @@ bool has_hooks_of_others(Node& node) {
          !std::all_of(node.pre_hooks().begin(), node.pre_hooks().end(), is_ours);
 }
 
-// Where a backward begins with one node, it is not among those that torch lists. The first of our
-// hooks to run in a backward sees it, if it is there.
-struct Begin {
-  int run = -1;
-  const torch::autograd::Node* node = nullptr;
-};
-thread_local Begin begin_of_backward;
-
-void look_for_begin() {
-  const int run = torch::autograd::get_current_graph_task_id();
-  const auto* nodes = torch::autograd::get_current_graph_task_nodes_in_graph();
-  if (run < 0 || run == begin_of_backward.run || nodes == nullptr) {
-    return;
+// The run of autograd that this thread works for; null outside. torch exports only what points to
+// members of it.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Winvalid-offsetof"
+torch::autograd::GraphTask* running_backward() {
+  using torch::autograd::GraphTask;
+  auto* member = torch::autograd::get_current_graph_task_exec_info();
+  if (member == nullptr) {
+    return nullptr;
   }
-  const auto node = torch::autograd::get_current_node();
-  begin_of_backward = {run, node && !nodes->contains(node.get()) ? node.get() : nullptr};
+  auto* begin = reinterpret_cast<char*>(
+      const_cast<std::remove_const_t<decltype(GraphTask::exec_info_)>*>(member));
+  return reinterpret_cast<GraphTask*>(begin - offsetof(GraphTask, exec_info_));
+}
+#pragma GCC diagnostic pop
+
+// Whether one edge of this backward has yet to bring the node a gradient, and none has.
+bool waits_for_one(torch::autograd::Node& node) {
+  auto& run = *running_backward();
+  const std::lock_guard lock(run.mutex_);
+  const auto edges = run.dependencies_.find(&node);
+  return edges != run.dependencies_.end() && edges->second == 1 && !run.not_ready_.contains(&node);
 }
 
+// Where a backward begins with one node, it is not in the graph that torch lists.
 template <typename Use>
 void for_each_node_of_backward(const Use& use) {
-  const auto* nodes = torch::autograd::get_current_graph_task_nodes_in_graph();
-  if (nodes == nullptr) {
-    return;
-  }
-  std::for_each(nodes->begin(), nodes->end(), use);
-  if (begin_of_backward.run == torch::autograd::get_current_graph_task_id() &&
-      begin_of_backward.node != nullptr) {
-    use(begin_of_backward.node);
+  if (const auto* run = running_backward()) {
+    std::for_each(run->nodes_in_graph_.begin(), run->nodes_in_graph_.end(), use);
+    for (const auto* root : run->graph_roots_) {
+      if (!run->nodes_in_graph_.contains(const_cast<torch::autograd::Node*>(root))) {
+        use(root);
+      }
+    }
   }
 }
 
@@ -111,7 +120,6 @@ class PassedHook final : public torch::autograd::FunctionPreHook {
 
   torch::autograd::variable_list operator()(const torch::autograd::variable_list& grads) override {
     last_run_->store(torch::autograd::get_current_graph_task_id());
-    look_for_begin();
     if (births_) {
       births_->backward_begins();
     }
@@ -182,7 +190,6 @@ void GradientHooks::find_reached(const std::vector<at::Tensor>& outputs,
 // ---- compiled backwards ----------------------------------------------------------------------
 
 void hear_computed(const at::Tensor& value, int64_t output) {
-  look_for_begin();
   const auto running = torch::autograd::get_current_node();
   // With inputs= of a backward, or torch.autograd.grad, not every edge is used.
   if (!running || output < 0 || static_cast<size_t>(output) >= running->num_outputs() ||
@@ -204,8 +211,15 @@ void hear_computed(const at::Tensor& value, int64_t output) {
 
 void GradientHooks::offer(size_t gradient, const at::Tensor& value) {
   auto& node = *installed_[gradient].node;
-  if (has_hooks_of_others(node) || !is_only_edge(gradient) ||
-      !listener_.gradient_computed(gradient, value)) {
+  if (has_hooks_of_others(node)) {
+    listener_.decline(gradient, "a hook of the program may see or change them");
+    return;
+  }
+  if (!waits_for_one(node)) {
+    listener_.decline(gradient, "more than one part of the graph adds to them");
+    return;
+  }
+  if (!listener_.gradient_computed(gradient, value)) {
     return;
   }
   const bool has_hook = std::any_of(
@@ -214,23 +228,6 @@ void GradientHooks::offer(size_t gradient, const at::Tensor& value) {
   if (!has_hook) {
     node.add_pre_hook(std::make_unique<DeliveryHook>(self_, listener_, gradient));
   }
-}
-
-bool GradientHooks::is_only_edge(size_t gradient) {
-  const int run = torch::autograd::get_current_graph_task_id();
-  if (run != edges_of_) {
-    edges_of_ = run;
-    edges_.assign(installed_.size(), 0);
-    for_each_node_of_backward([this](const torch::autograd::Node* node) {
-      for (const auto& edge : node->next_edges()) {
-        if (const auto found = gradient_of_.find(edge.function.get());
-            found != gradient_of_.end()) {
-          ++edges_[found->second];
-        }
-      }
-    });
-  }
-  return edges_[gradient] == 1;
 }
 
 size_t GradientHooks::count_compiled() const {

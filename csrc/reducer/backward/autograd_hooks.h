@@ -37,6 +37,8 @@ class GradientListener {
   // A node that is still running will deliver this as the whole gradient of the parameter. Returns
   // whether it has been added to `parameter.grad` already.
   virtual bool gradient_computed(size_t gradient, const at::Tensor& value) = 0;
+  // It will not be offered before the node delivers it, and why.
+  virtual void decline(size_t gradient, const char* why) = 0;
   // The node delivers a gradient. Returns whether it was taken when it had been computed, so that
   // it must not be added again.
   virtual bool is_taken(size_t gradient, const at::Tensor& delivered) = 0;
@@ -80,15 +82,12 @@ class GradientHooks {
     NodePointer node;
     uintptr_t key;
   };
-  bool is_only_edge(size_t gradient);
 
   GradientListener& listener_;
   std::vector<Installed> installed_;
   std::unordered_map<const torch::autograd::Node*, size_t> gradient_of_;
   // Hooks that outlive this object share it with them; then it is null.
   std::shared_ptr<GradientHooks*> self_;
-  std::vector<uint32_t> edges_;  // to each gradient, in the run of autograd that was looked at last
-  int edges_of_ = -1;
 };
 
 // Called by the operation in a compiled backward: `value` is what the running node will return as

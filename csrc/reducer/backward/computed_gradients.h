@@ -9,6 +9,7 @@
 #include <ATen/ops/equal.h>
 #include <torch/csrc/autograd/graph_task.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
@@ -20,19 +21,22 @@ class ComputedGradients {
  public:
   enum class Delivery : uint8_t { other, same, differs };
 
-  explicit ComputedGradients(size_t gradients) : of_(gradients) {}
+  explicit ComputedGradients(size_t gradients) : of_(gradients), declined_(gradients) {}
 
   void begin_iteration() {
     count_ = 0;
     for (Taken& taken : of_) {
       taken = {};
     }
+    std::fill(declined_.begin(), declined_.end(), nullptr);
   }
 
   void take(size_t i, const at::Tensor& value) {
     ++count_;
     of_[i] = {value, value._version(), torch::autograd::get_current_graph_task_id(), false};
   }
+
+  void decline(size_t i, const char* why) { declined_[i] = why; }
 
   // What AccumulateGrad is about to add. `other`: nothing was taken that this could be.
   Delivery deliver(size_t i, const at::Tensor& delivered) {
@@ -49,6 +53,8 @@ class ComputedGradients {
 
   // In this iteration.
   size_t count() const { return count_; }
+  // By gradient, why it was not taken in this iteration when it was announced, or null.
+  const std::vector<const char*>& declined() const { return declined_; }
 
  private:
   struct Taken {
@@ -72,6 +78,7 @@ class ComputedGradients {
   }
 
   std::vector<Taken> of_;
+  std::vector<const char*> declined_;
   size_t count_ = 0;
 };
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -72,6 +73,14 @@ def when_dynamo_compiles(
     DDPOptimizer.compile_fn = compile_fn  # type: ignore[method-assign, assignment]
 
 
+def why_dynamo_does_not_ask() -> str:
+    """Why it does not ask which model's forward is running; empty if it does."""
+    from torch._dynamo import config
+
+    asks = config.optimize_ddp in (True, "ddp_optimizer")
+    return "" if asks else f"torch._dynamo.config.optimize_ddp is {config.optimize_ddp!r}"
+
+
 def is_compiling() -> bool:
     """Whether functions that are called from here are to be compiled."""
     callback: Any = torch._C._dynamo.eval_frame.get_eval_frame_callback()
@@ -131,6 +140,22 @@ def has_graphs_within(graph: Any) -> bool:
     )
 
 
+def options_of_passes(
+    graph_pass: Any,
+    scheduler_pass: Callable[[list[Any]], list[Any]] | None,
+    options: Mapping[str, Any] = MappingProxyType({}),
+) -> dict[str, Any]:
+    """Options of Inductor for these passes; a scheduler pass comes after those in ``options``."""
+    from torch._inductor import config
+
+    ours = {_GRAPH_PASS: graph_pass}
+    if scheduler_pass is not None:
+        reorders = options.get(_REORDERS, getattr(config, _REORDERS))
+        others = options.get(_PASSES, getattr(config, _PASSES)) if reorders else []
+        ours |= {_REORDERS: True, _PASSES: [*others, scheduler_pass]}
+    return ours
+
+
 @contextlib.contextmanager
 def passes(
     backend: Any,
@@ -144,12 +169,8 @@ def passes(
     inductor = _innermost(backend)
     options = inductor.config
     before = options.get(_GRAPH_PASS, getattr(config, _GRAPH_PASS))
-    ours = {_GRAPH_PASS: make_graph_pass(before if before is not None else ())}
-    if scheduler_pass is not None:
-        reorders = options.get(_REORDERS, getattr(config, _REORDERS))
-        others = options.get(_PASSES, getattr(config, _PASSES)) if reorders else []
-        ours |= {_REORDERS: True, _PASSES: [*others, scheduler_pass]}
-    inductor.config = {**options, **ours}
+    graph_pass = make_graph_pass(before if before is not None else ())
+    inductor.config = {**options, **options_of_passes(graph_pass, scheduler_pass, options)}
     try:
         yield
     finally:

@@ -22,12 +22,15 @@ if TYPE_CHECKING:
     from dpcore.ddp.wrapper.wrapped import Wrapped
 
 
-LATE = (
-    "all gradients of a compiled backward come at its end, so that nothing overlaps with it: the "
-    "model was compiled before it was wrapped, or where dpcore cannot see it. Wrap the model "
-    "before its first compiled forward, or call torch._dynamo.reset() after wrapping "
-    "(docs/compile.md)"
+AT_ITS_END = (
+    "all gradients of a compiled backward come at its end, so that nothing overlaps with it"
 )
+LATE = (
+    f"{AT_ITS_END}: the model was compiled before it was wrapped. Wrap it before its first "
+    "compiled forward, or call torch._dynamo.reset() after wrapping (docs/compile.md)"
+)
+
+_NAMED = 3  # parameters in a line
 
 
 class Graphs:
@@ -46,25 +49,33 @@ class Graphs:
 
     def are_late(self, reducer: _C.Reducer) -> bool:
         """Whether one graph, which nothing has cut, has delivered all gradients at its end."""
-        late = reducer.compiled_gradients - reducer.early_gradients
-        return self.cut == 0 and late > 0 and reducer.early_gradients == 0
+        early, compiled = reducer.early_gradients, reducer.compiled_gradients
+        return self.cut == 0 and compiled > 0 and early == 0
 
     def say_if_late(self, model: Wrapped) -> None:
-        """Warns once for each model."""
-        if not self._has_said and self.are_late(model._reducer):
+        """Warns once for each model that was compiled before it was wrapped."""
+        if not self._has_said and self.in_words(model) == [LATE]:
             self._has_said = True
             warnings.warn(f"{model._model_group.name}: {LATE}", stacklevel=2)
 
-    def in_words(self, reducer: _C.Reducer) -> list[str]:
-        """A line for the report of buckets; none for a model that is not compiled."""
+    def in_words(self, model: Wrapped) -> list[str]:
+        """Lines for the report of buckets; none for a model that is not compiled."""
+        reducer = model._reducer
         early, compiled = reducer.early_gradients, reducer.compiled_gradients
-        if self.are_late(reducer):
-            return [LATE]
+        declined = reducer.declined_gradients
         if self.cut:
             return [f"torch.compile: graphs are cut where buckets end, because {self.why_cut}"]
+        if self.are_late(reducer) and not declined:
+            why = _why_unseen(model)
+            return [f"{AT_ITS_END}: {why} (docs/compile.md)" if why else LATE]
         if not compiled:
             return []
-        return [f"torch.compile: {early} of {compiled} gradients left while their graph ran"]
+        lines = [f"torch.compile: {early} of {compiled} gradients left while their graph ran"]
+        for why in dict.fromkeys(declined.values()):
+            names = [name for name, reason in declined.items() if reason == why]
+            more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+            lines.append(f"torch.compile: not those of {', '.join(names[:_NAMED])}{more}: {why}")
+        return lines
 
 
 def listen() -> None:
@@ -96,6 +107,15 @@ def _compile(backend: Any, graph: Any, inputs: Any, cut: Callable[[], Any]) -> A
     graphs.whole += 1
     with torch_private.passes(backend, AnnounceGradients, behind_producers):
         return backend(graph, inputs)
+
+
+def _why_unseen(model: Wrapped) -> str:
+    """Why dynamo does not ask dpcore what to do with graphs of this model; empty if it does."""
+    if model._across is not None:
+        return f'schedule="{model.schedule}" waits in hooks on modules, which divide the model'
+    if not model._is_seen_by_dynamo:
+        return "ranks are threads, which share the class by which dynamo asks"
+    return torch_private.why_dynamo_does_not_ask()
 
 
 def seen_by_dynamo(module: Any) -> Any:

@@ -67,6 +67,7 @@ class Wrapped(Protocol):
     _has_default_group: bool
 
     _graphs: Any  # what dynamo has compiled of the model: compiled/tracing.py
+    _is_seen_by_dynamo: bool
 
     # The arguments of the constructor.
     device_ids: list[int] | None

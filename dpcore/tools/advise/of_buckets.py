@@ -191,16 +191,28 @@ def at_end(e: Evidence) -> Finding | None:
         high_ms=high,
         why="all that is exposed, as far as backward is long enough to hide it",
         change=(
-            "wrap the model before its first compiled forward, or call torch._dynamo.reset() after "
-            "wrapping; with Inductor, gradients then leave while the graph runs"
-            if e.graphs
-            else "torch._dynamo.config.optimize_ddp = True (the default) splits the graph where "
-            "buckets end; it needs torch.compile(DistributedDataParallel(model)), without "
-            "fullgraph=True"
+            _change_of_compiled(e)
             if e.compiled
             else "find what holds gradients back: one custom autograd function around the whole "
             "model, gradients that are copied by hand, or static_graph=True in its first step"
         ),
+    )
+
+
+def _change_of_compiled(e: Evidence) -> str:
+    if not e.graphs:
+        return (
+            "torch._dynamo.config.optimize_ddp = True (the default) splits the graph where buckets "
+            "end; it needs torch.compile(DistributedDataParallel(model)), without fullgraph=True"
+        )
+    if "compiled before it was wrapped" in e.graphs:
+        return (
+            "wrap the model before its first compiled forward, or call torch._dynamo.reset() after "
+            "wrapping; with Inductor, gradients then leave while the graph runs"
+        )
+    return (
+        "docs/compile.md says for each reason that dpcore gives what lets gradients leave while "
+        "the graph runs; where all of them have left, computing the last ones takes this long"
     )
 
 
