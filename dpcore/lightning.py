@@ -18,7 +18,7 @@ ranks (logs, validation, checkpoints) meets something else.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -38,6 +38,8 @@ except ModuleNotFoundError as missing:
     ) from None
 
 from dpcore.ddp.data_parallel import DataParallel
+from dpcore.ddp.local_updates.checks import unwrapped
+from dpcore.ddp.mistakes.observer import in_blocks
 from dpcore.ddp.monitor import Monitor, monitor
 from dpcore.errors import Error, Unsupported
 from dpcore.recorder.step_figures import numbers_of
@@ -162,14 +164,24 @@ class OverlapMonitor(Callback):
     What steps cost goes to the trainer's loggers as ``dpcore/exposed_ms`` and so on, or, where it
     has none, to stdout. ``log_every_n_steps``: by default that of the trainer. ``to``: another
     place for them, as in ``dpcore.monitor``. A training that ends before its first line gets one
-    at its end. Where it can't measure, as under another strategy, it says so and trains on.
+    at its end. Under a strategy for one device it watches the block of ``dpcore.LocalSGD`` or
+    ``DiLoCo`` that counts the steps of the trainer's optimizer. Where it can't measure, as under
+    another strategy, it says so and trains on.
     """
 
     def __init__(self, log_every_n_steps: int | None = None, to: Any = None) -> None:
         self._every, self._to = log_every_n_steps, to
         self.monitor: Monitor | None = None
+        self._has_begun = False
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self.monitor, self._has_begun = None, False
+
+    def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+        """Before the first one: the module's own ``on_train_start`` may have entered a block."""
+        if self._has_begun:
+            return
+        self._has_begun = True
         try:
             self.monitor = self._begin(trainer)
         except Error as problem:
@@ -180,9 +192,12 @@ class OverlapMonitor(Callback):
     def _begin(self, trainer: Any) -> Monitor:
         model = trainer.strategy.model
         if not isinstance(model, DataParallel | DistributedDataParallel):
+            model = _block_of(trainer.optimizers)
+        if model is None:
             raise Unsupported(
                 "it watches dpcore.DataParallel and torch's DistributedDataParallel; train with "
-                f'strategy="dpcore" or "ddp", not {type(trainer.strategy).__name__}'
+                f'strategy="dpcore" or "ddp", not {type(trainer.strategy).__name__}, or enter a '
+                "block of dpcore.LocalSGD or DiLoCo by the end of on_train_start"
             )
 
         def log(figures: dict[str, Any]) -> None:
@@ -201,6 +216,12 @@ class OverlapMonitor(Callback):
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         if self.monitor is not None:
             self.monitor.__exit__(type(exception))
+
+
+def _block_of(optimizers: Iterable[Any]) -> Any:
+    """The block of local updates around the steps of one of them, or None."""
+    found = (in_blocks.get(unwrapped(optimizer)) for optimizer in optimizers)
+    return next((block() for block in found if block is not None), None)
 
 
 DpcoreStrategy.register_strategies(StrategyRegistry)

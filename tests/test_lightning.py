@@ -140,6 +140,51 @@ def watched(folder):
         assert [figures["steps"] for figures in short] == [2]
 
 
+def watched_in_a_block(comm, folder):
+    """A LightningModule that enters its block of local updates, and a trainer within one."""
+    from lightning.pytorch import Trainer
+
+    from dpcore.lightning import OverlapMonitor
+
+    def block_around(module, optimizer):
+        return dpcore.LocalSGD(module, optimizer, sync_every=2, comm=comm)
+
+    class InABlock(type(module_of())):
+        def on_train_start(self):
+            self.block = block_around(self, self.optimizers().optimizer).__enter__()
+
+        def on_train_end(self):
+            self.block.__exit__(None, None, None)
+
+    class Around(type(module_of())):
+        def configure_optimizers(self):
+            return self.optimizer
+
+    told, made = [], []
+    loader = torch.utils.data.DataLoader(batches_of(comm.rank, False) * 4, batch_size=None)
+
+    def fit(module):
+        module.log = lambda *_, **__: None  # its sum over ranks is of another group
+        callback = OverlapMonitor(4, told.append)
+        made.append(callback)
+        trainer = Trainer(
+            accelerator="cpu", devices=1, logger=False, enable_progress_bar=False, max_epochs=1,
+            enable_model_summary=False, enable_checkpointing=False, callbacks=[callback],
+            default_root_dir=folder,
+        )  # fmt: skip
+        trainer.fit(module, loader)
+
+    fit(InABlock())
+    module = Around()
+    module.optimizer = torch.optim.SGD(module.parameters(), lr=RATE)
+    with block_around(module, module.optimizer):
+        fit(module)
+    for callback in made:
+        last = callback.monitor.last
+        assert last["step"] == 12 and last["communication_ms"] > 0 and last["bytes"] > 0
+    assert [figures["step"] for figures in told] == [4, 8, 12] * 2 * (comm.rank == 0)
+
+
 def of_two_players():
     """Two optimizers in turns. The first half of each batch stays on its rank for the moment."""
     from lightning.pytorch import LightningModule
@@ -264,14 +309,15 @@ def metrics_over_all_ranks():
 
 def body(comm, port, folder):
     rank = comm.rank
-    dpcore.finalize()
+    warnings.simplefilter("ignore")
     importlib.import_module("dpcore.lightning")
+    watched_in_a_block(comm, folder)
+    dpcore.finalize()
 
     # What torchrun says to a rank.
     said = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
     said |= {"GROUP_RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({k: str(v) for k, v in said.items()}, TORCHELASTIC_RUN_ID="test")
-    warnings.simplefilter("ignore")
     for uneven, by_hand in ((False, False), (True, False), (True, True)):
         values = trained(uneven, by_hand, folder)
         torch.testing.assert_close(values, alone(uneven))

@@ -32,7 +32,7 @@ import torch
 
 from dpcore.comm.communicators.protocol import capabilities_of
 from dpcore.ddp.torch_face import dynamo
-from dpcore.ddp.watched import face_of, module_of, owner_of
+from dpcore.ddp.watched import before_each_step, face_of, owner_of
 from dpcore.ddp.wrapper.module_state import digest_of
 from dpcore.errors import Error, Mismatch, Unsupported
 from dpcore.recorder.step_figures import RankSteps, Step, figures_of, line_of, numbers_of, summary
@@ -192,7 +192,7 @@ class Monitor:
         """The number of lines, including one in flight: the same on all ranks."""
         self._begin()
         vars(owner_of(model))["_monitor"] = self
-        self._hook: Any = module_of(model).register_forward_pre_hook(self._before_forward)
+        self._hook: Any = before_each_step(model, self._step_begins)
 
     def _begin(self) -> None:
         """Starts over with a new reducer: the model was wrapped, or refreshed."""
@@ -205,7 +205,7 @@ class Monitor:
     # ---- while it trains ---------------------------------------------------------------------
 
     @dynamo.left_alone
-    def _before_forward(self, module: Any, inputs: Any) -> None:
+    def _step_begins(self, *_: Any) -> None:
         model = self._model
         if model is None or not torch.is_grad_enabled():
             return

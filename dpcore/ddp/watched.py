@@ -10,6 +10,7 @@ sends until the last one is there.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -150,6 +151,10 @@ def owner_of(face: Any) -> Any:
     return face.owner if isinstance(face, OfTorch | OfLocalUpdates) else face
 
 
-def module_of(face: Any) -> Any:
-    """The module whose forward begins a step."""
-    return face.owner.module if isinstance(face, OfLocalUpdates) else owner_of(face)
+def before_each_step(face: Any, call: Callable[..., None]) -> Any:
+    """Calls it where steps begin, until the result is removed: before forward, or after the former
+    step of the optimizer whose steps a block counts. The block's module may never be called itself,
+    as a LightningModule isn't."""
+    if isinstance(face, OfLocalUpdates):
+        return face.owner._counted.register_step_post_hook(call)
+    return owner_of(face).register_forward_pre_hook(call)

@@ -377,7 +377,7 @@ def test_it_costs_less_than_half_a_percent_of_a_step_of_10_ms():
         model = dp.DataParallel(Layers(0), comm=comm)
         taken = []
         with dp.monitor(model, 10, to=None) as monitor:
-            inner = monitor._before_forward
+            inner = monitor._step_begins
             monitor._hook.remove()
 
             def timed(*arguments):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -143,14 +144,14 @@ class LocalUpdates:
             )
         self._agree()
         self._hook = self._counted.register_step_post_hook(self._after_step)
-        in_blocks.add(self._counted)
+        in_blocks[self._counted] = weakref.ref(self)
         return self
 
     def __exit__(self, kind: Any, problem: Any, traceback: Any) -> None:
         """Syncs the last steps, so that all ranks leave with the same parameters. After an
         exception nothing is sent, and each rank keeps its own."""
         self._hook.remove()
-        in_blocks.discard(self._counted)
+        in_blocks.pop(self._counted, None)
         if kind is None:
             self._make_equal()
 

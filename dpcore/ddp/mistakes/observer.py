@@ -26,8 +26,10 @@ from dpcore.ddp.mistakes.reports import Reports
 _PATIENCE = 16
 _PATIENCE_WITHOUT_FORWARD = 2  # where no forward has ever gone through the wrapper
 
-# Optimizers whose steps are averaged by a block of ``LocalSGD`` or ``DiLoCo``.
-in_blocks: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+# Optimizers whose steps are averaged by a block of ``LocalSGD`` or ``DiLoCo``, each with the block.
+in_blocks: weakref.WeakKeyDictionary[torch.optim.Optimizer, weakref.ref[Any]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 class _Stepping:
