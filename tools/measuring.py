@@ -33,17 +33,12 @@ TOOLS = (
     "advise",
 )
 
-_UNLIKE = (
-    "steps are not alike, since one of many sends, and without it ranks would train other models; "
-    "dp.monitor and dp.trace show what a send costs"
-)
 _NO_GRADIENTS = (
     "the trace of a block has its sends and no gradients; record steps of a DataParallel, and "
     "dpcore simulate --schedule local:16 predicts those of a block"
 )
 _UNHEARD = "torch's group does not say when its operations ran; torch.profiler and dpcore show do"
 OF_SCHEDULES: dict[tuple[str, str], str] = {
-    ("measure_overlap", "LocalSGD, DiLoCo"): _UNLIKE,
     ("simulate", "LocalSGD, DiLoCo"): _NO_GRADIENTS,
     ("advise", "LocalSGD, DiLoCo"): _NO_GRADIENTS,
 }

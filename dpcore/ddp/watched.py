@@ -106,6 +106,7 @@ class OfLocalUpdates:
     """The block of a LocalSGD or DiLoCo. Only one of many steps sends something, so those of an
     interval are told as their mean."""
 
+    is_exact = True  # at the end of an interval
     require_backward_grad_sync = True
     schedule = "local updates"
 
@@ -119,6 +120,9 @@ class OfLocalUpdates:
         self._mistakes = SimpleNamespace(notes=[])
         self._join_config = SimpleNamespace(enable=False)
         self._reducer = self
+
+    def zero_grad(self) -> None:
+        self.owner.module.zero_grad()
 
     def watch(self, on: bool) -> None:
         """A block always counts."""

@@ -8,6 +8,7 @@ that step or a later one; at most one fragment is in flight.
 from __future__ import annotations
 
 import contextlib
+import copy
 import time
 import weakref
 from collections.abc import Iterator, Mapping
@@ -187,6 +188,32 @@ class LocalUpdates:
             if phase == self.sync_every:
                 self._send_buffers()
 
+    @contextlib.contextmanager
+    def _uncounted(self) -> Iterator[None]:
+        """Within the block: steps of the optimizer that send nothing, as if outside of it."""
+        self._hook.remove()
+        try:
+            yield
+        finally:
+            self._hook = self._counted.register_step_post_hook(self._after_step)
+
+    @contextlib.contextmanager
+    def _put_back(self) -> Iterator[None]:
+        """Module, optimizer and block are afterwards as they were before."""
+        own, is_resumed = copy.deepcopy(self.state_dict()), self._is_resumed
+        optimizer = copy.deepcopy(self.optimizer.state_dict())
+        tensors = [*self.module.parameters(), *self.module.buffers()]
+        values = [tensor.detach().clone() for tensor in tensors]
+        try:
+            yield
+        finally:
+            self.load_state_dict(own)
+            self._is_resumed = is_resumed
+            self.optimizer.load_state_dict(optimizer)
+            with torch.no_grad():
+                for tensor, value in zip(tensors, values, strict=True):
+                    tensor.copy_(value)
+
     def sync(self) -> None:
         """Makes the ranks' parameters equal at once. All ranks call it within the block, between
         two steps."""
@@ -232,6 +259,8 @@ class LocalUpdates:
             self._observer.sent(self._now(self._fragments[number]) - began)
         begin = time.monotonic_ns()
         work = self._start(self._fragments[number], number)
+        if work is None:  # the group has waited, and counts that
+            self._counts.in_flight_ns += time.monotonic_ns() - begin
         self._syncs += 1
         self._counts.sent_bytes += self._fragments[number].elements * self._flat.element_size()
         self._flight = Flight(number, self._steps, work, begin)
