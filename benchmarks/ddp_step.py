@@ -22,6 +22,7 @@ import torch
 
 from benchmarks.harness.options import script_parser
 from benchmarks.training.memory import peak
+from dpcore.base.user_code import names_code, without_folders
 from dpcore.tools.compare.training.models import MODELS
 from dpcore.tools.compare.training.ranks import (
     ALONE,
@@ -50,7 +51,7 @@ def report(
     over = overheads(rounds)
     best_of_torch = min(over[name] for name in yardstick if name in over)
     target = f", target {targets[model]} of torch" if world == 2 and model in targets else ""
-    print(f"\n{model}, {world} ranks{target}")
+    print(f"\n{without_folders(model)}, {world} ranks{target}")
     alone = statistics.median(rounds[ALONE])
     print(f"{'':20}{'step ms':>10}{'of alone':>10}{'overhead ms':>13}{'of torch':>10}")
     lines = []
@@ -62,7 +63,7 @@ def report(
         print(f"{name:20}{times_ms}{shown:>10}", flush=True)
         lines.append(
             {
-                "model": model,
+                "model": without_folders(model),
                 "world": world,
                 "contender": name,
                 "step_s": step,
@@ -95,7 +96,7 @@ def compare(
 ) -> None:
     """A benchmark of steps: all contenders in turn, told as parts of the best of `yardstick`."""
     made = script_parser(description)
-    made.add_argument("--models", default=",".join(MODELS), help="of %(default)s")
+    made.add_argument("--models", default=",".join(MODELS), help="of %(default)s, or file.py:make")
     made.add_argument("--world", default=worlds, metavar="N,...", help="ranks, %(default)s")
     made.add_argument("--contenders", default=",".join(contenders), help="of %(default)s")
     made.add_argument("--rounds", type=int, default=11, help="in which all take turns")
@@ -104,14 +105,15 @@ def compare(
     made.add_argument("--records", type=Path, default=ROOT / "benchmarks/results" / results)
     options = made.parse_args()
     chosen = options.contenders.split(",")
-    if unknown := [name for name in options.models.split(",") if name not in MODELS]:
+    models = options.models.split(",")
+    if unknown := [name for name in models if name not in MODELS and not names_code(name)]:
         made.error(f"no model {', '.join(unknown)}; choose from {', '.join(MODELS)}")
     if ALONE not in chosen or not set(yardstick) & set(chosen):
         made.error(f"{ALONE} is subtracted, and {' or '.join(yardstick)} is what is compared with")
     facts = run_facts(
         {"": {"torch": torch.__version__}}, {"rounds": options.rounds, "seconds": options.seconds}
     )
-    for model in options.models.split(","):
+    for model in models:
         for world in map(int, options.world.split(",")):
             if options.memory:
                 lines = report_memory(model, world, chosen)

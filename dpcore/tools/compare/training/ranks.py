@@ -33,7 +33,7 @@ from dpcore.ddp.wrapper import launch_schedule
 from dpcore.errors import Error
 from dpcore.reference.ladder import LADDER
 from dpcore.reference.launches import ACROSS_STEPS
-from dpcore.tools.compare.training.models import MODELS
+from dpcore.tools.compare.training.making import loss_in, made
 from dpcore.tools.ratios import in_turn, of_slowest_rank
 
 DEFAULT = "dpcore"  # `DataParallel(model)`, nothing else
@@ -136,15 +136,17 @@ def average_by_ours(comm, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN0
 
 
 def step_of(name: str, model_name: str, comm: Any) -> Callable[[], None]:
-    module, forward = MODELS[model_name]()
-    model = wrapped(name, module, comm)
+    own = made(model_name, comm.rank, comm.world_size)
+    model = wrapped(name, own.module, comm)
     finish = getattr(model, "finish", None)
     memory = dp.warm_memory if kind_and_cap(name)[0] == ALONE_WARM else contextlib.nullcontext
 
     def step() -> None:
         with memory():
-            module.zero_grad()
-            torch.autograd.backward(forward(model))
+            own.module.zero_grad()
+            loss = loss_in(own.run(model))
+            if loss is not None:  # else the step has called backward
+                torch.autograd.backward(loss)
             if finish is not None:
                 finish()
 
