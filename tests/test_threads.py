@@ -4,11 +4,48 @@ import os
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import dpcore
 from dpcore.comm.launch import threads
 
 PROCESSORS = len(os.sched_getaffinity(0))
+
+
+class Called(TorchDispatchMode):
+    """Notes which functions were called, and for which types."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = set()
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        out = function(*arguments, **(options or {}))
+        self.seen.add((str(function.overloadpacket).removeprefix("aten."), out.dtype, out.numel()))
+        return out
+
+
+def kernels_chosen_by(comm):
+    """What is called when a rank meets others, and when a model is wrapped, as over a group that
+    is torch's alone."""
+    torch.backends.mkl.is_available = lambda: True
+    dpcore.finalize()
+    seen = []
+    for step in (dpcore.init, lambda: dpcore.DataParallel(torch.nn.Linear(2, 2))):
+        threads._has_chosen = False
+        with Called() as called:
+            step()
+        seen.append(called.seen)
+    return seen
+
+
+def test_mkl_chooses_each_kernel_on_one_thread():
+    """Where several threads make the first call together, one of them may compute with low accuracy
+    (pytorch#188792), and a training has other bits once in some hundred times."""
+    ((of_init, of_model),) = dpcore.spawn(kernels_chosen_by, 1)
+    for name in ("sin", "exp", "tanh", "sqrt", "erf", "log"):
+        for dtype in (torch.float32, torch.float64):
+            assert (name, dtype, 1) in of_init & of_model
 
 
 @pytest.fixture

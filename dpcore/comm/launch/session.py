@@ -21,7 +21,12 @@ from dpcore.comm.communicators.checks import check_is
 from dpcore.comm.launch import placement
 from dpcore.comm.launch.identity import InstanceCounter, find_identity, may_span_hosts
 from dpcore.comm.launch.rendezvous import advised, tcp_options
-from dpcore.comm.launch.threads import share_processors, sharers_among, usable_processors
+from dpcore.comm.launch.threads import (
+    choose_kernels,
+    share_processors,
+    sharers_among,
+    usable_processors,
+)
 from dpcore.errors import Error, Unsupported, on_its_way
 
 if TYPE_CHECKING:
@@ -150,6 +155,7 @@ def init(
             algorithm=algorithm if backend == "native" else "auto",
             deterministic=deterministic and backend == "native",
         )
+    choose_kernels()
     if transport != "inproc":
         share_processors(communicator._sharers)
     if backend != "native":
@@ -218,6 +224,7 @@ def _over_mpi(
             )
     began_ns = time.time_ns()
     communicator: Any = start_mpi(rank, world_size, timeout)  # has its methods, though it is none
+    choose_kernels()
     of_ranks = communicator._heard(usable_processors())
     share_processors(sharers_among(of_ranks, communicator.rank))
     _all.add(communicator)

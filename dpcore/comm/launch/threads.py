@@ -1,21 +1,49 @@
-"""How many threads torch computes with in a rank: its share of the processors.
+"""The threads that torch computes with in a rank: how many, and that their first results are right.
 
-By itself torch takes as many as there are processors, in every rank. Ranks that share processors
-then wait for each other's threads, and a step takes several times as long.
+By itself torch takes as many threads as there are processors, in every rank. Ranks that share
+processors then wait for each other's threads, and a step takes several times as long.
+
+MKL, from which torch has its sine, exponential and so on, chooses a kernel when each function is
+called for the first time. If several threads make that call together, one of them may compute its
+part with a kernel of low accuracy, in silence (pytorch#188792): in 3 of 700 processes on a busy
+machine, half of `x.sin()` was wrong by up to 2e-4. Ranks then no longer train the same model twice.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import threading
 from collections.abc import Sequence
 
 from dpcore.comm.launch.rendezvous import this_host
 
 _HOST_BYTES, _MASK_BYTES = 16, 128  # of what ranks of MPI tell each other
 
+_OF_MKL = (
+    "acos", "asin", "atan", "cos", "cosh", "erf", "erfc", "erfinv", "exp", "expm1", "log", "log10",
+    "log1p", "log2", "sin", "sinh", "sqrt", "tan", "tanh", "trunc",
+)  # fmt: skip
+_has_chosen = False
+_choosing = threading.Lock()  # ranks may be threads
+
 _before: int | None = None  # what torch had when it was given something else
 _given: int | None = None
+
+
+def choose_kernels() -> None:
+    """Makes the first call of each of MKL's functions on this thread alone."""
+    global _has_chosen
+    import torch
+
+    with _choosing:
+        if _has_chosen or not torch.backends.mkl.is_available():
+            return
+        for dtype in (torch.float32, torch.float64):
+            value = torch.full((1,), 0.5, dtype=dtype, device="cpu")
+            for name in _OF_MKL:
+                getattr(torch, name)(value)
+        _has_chosen = True
 
 
 def share_processors(sharers: int) -> None:

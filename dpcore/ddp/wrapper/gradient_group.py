@@ -22,6 +22,7 @@ from dpcore.comm.communicators.protocol import GradientGroup
 from dpcore.comm.communicators.torch_group import TorchCommunicator as TorchGroup
 from dpcore.comm.launch import session
 from dpcore.comm.launch.group_store import between, job_and_hosts
+from dpcore.comm.launch.threads import choose_kernels
 from dpcore.comm.launch.torch_backend import communicator_of, device_communicator_over
 from dpcore.errors import Error, Unsupported
 
@@ -39,6 +40,7 @@ def choose_group(comm: Any, process_group: Any, device: torch.device) -> Gradien
         raise TypeError(
             f"process_group: expected a group of torch.distributed, not {process_group!r}"
         )
+    choose_kernels()  # the group may be torch's alone
     if comm is not None:
         return _adapted(comm)
     if process_group is not None:
