@@ -1,9 +1,11 @@
-// The vocabulary of the core: element types, reduction operators and collectives.
+// The vocabulary of the core: element types, reduction operators, collectives, and the parts that a
+// buffer is cut into.
 //
 // Everything here is a value without memory of its own. Nothing in this file (or
 // below it) knows torch, CUDA, threads or the network.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -121,5 +123,21 @@ constexpr bool is_valid(ReduceOp op, DType dtype) {
 
 // Whether elements can be multiplied by a factor: floating-point and complex types.
 constexpr bool takes_factors(DType dtype) { return is_valid(ReduceOp::premul_sum, dtype); }
+
+// The bounds [begin, end) of chunk `index` when `count` elements are cut in `chunks` nearly
+// equal parts: the first count % chunks parts have one element more.
+struct ElementRange {
+  size_t begin = 0;
+  size_t end = 0;
+  size_t size() const { return end - begin; }
+};
+inline ElementRange chunk_range(size_t count, int chunks, int index) {
+  const size_t parts = static_cast<size_t>(chunks);
+  const size_t position = static_cast<size_t>(index);
+  const size_t shorter = count / parts;
+  const size_t longer_parts = count % parts;
+  const size_t begin = position * shorter + std::min(position, longer_parts);
+  return {begin, begin + shorter + (position < longer_parts ? 1 : 0)};
+}
 
 }  // namespace dpcore

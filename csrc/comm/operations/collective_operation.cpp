@@ -267,7 +267,7 @@ void CollectiveOperation::show_buffers(OperationSlot& slot) {
   const auto offset_of = [&](const void* at, size_t bytes) -> uint64_t {
     return at == nullptr || bytes == 0 ? 0 : arena.offset_of(at, bytes);
   };
-  const MemoryUse use = memory_use();
+  const MemoryUse use = dpcore::memory_use(request, run_.me(), run_.world());
   slot.input_offset = offset_of(use.read, use.read_bytes);
   slot.output_offset = offset_of(use.written, use.written_bytes);
   const bool may_be_read = !run_.reduces() && !run_.announces_parts &&

@@ -16,7 +16,6 @@
 
 #include "comm/collective/path.h"
 #include "comm/operations/path_run.h"
-#include "comm/schedule/schedule.h"
 
 namespace dpcore {
 

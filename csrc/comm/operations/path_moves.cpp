@@ -12,8 +12,7 @@ namespace {
 
 // On an emulated link the word that the last rank has entered takes its time as well.
 PathRun::Until until_entry_has_travelled(PathRun& run) {
-  const int64_t latency = run.shared->transport().entry_latency_ns();
-  run.entry_seen_ns = latency == 0 ? 0 : now_ns() + latency;
+  run.entry_seen_ns = run.shared->has_link() ? now_ns() + run.shared->entry_latency_ns() : 0;
   return run.until("the link", [](PathRun& self) {
     return self.entry_seen_ns == 0 || now_ns() >= self.entry_seen_ns;
   });

@@ -239,7 +239,7 @@ inline void PathRun::count_staged_traffic() {
 
 inline void PathRun::finish(bool ring) {
   fault::reach(fault::Point::exit, me(), number);
-  if (not_finite.is_found()) {
+  if (request.finds_not_finite) {
     own_slot().not_finite = not_finite;
   }
   group->finish_operation(number);

@@ -23,7 +23,6 @@
 #include "comm/base/error.h"
 #include "comm/collective/path.h"
 #include "comm/operations/path_run.h"
-#include "comm/schedule/schedule.h"
 
 namespace dpcore {
 namespace {

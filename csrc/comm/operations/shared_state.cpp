@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "comm/base/clock.h"
 #include "comm/transport/mapped_transport.h"
 #include "comm/transport/paced_transport.h"
 #include "comm/transport/routed_transport.h"
@@ -12,21 +13,29 @@
 namespace dpcore {
 
 SharedState::SharedState(std::shared_ptr<Group> group, std::shared_ptr<Link> link)
-    : group_(std::move(group)) {
+    : group_(std::move(group)), link_(std::move(link)) {
   unchecked_.reserve(kSlotsKept);
   if (group_->remote() != nullptr) {
     transport_ = std::make_unique<TcpTransport>(*group_);
   } else {
     transport_ = std::make_unique<MappedTransport>(*group_);
   }
-  if (link) {
-    has_link_ = true;
-    transport_ = std::make_unique<PacedTransport>(std::move(transport_), std::move(link), *group_);
+  if (link_) {
+    transport_ = std::make_unique<PacedTransport>(std::move(transport_), link_, *group_);
   }
   if (group_->remote() != nullptr && group_->has_local_peers()) {
     transport_ = std::make_unique<RoutedTransport>(
         *group_, std::make_unique<MappedTransport>(*group_), std::move(transport_));
   }
+}
+
+int64_t SharedState::entry_latency_ns() const {
+  double latency = 0;
+  for (int r = 0; r < group_->world(); ++r) {
+    latency =
+        r == group_->rank() ? latency : std::max(latency, link_->latency_s(group_->member(r)));
+  }
+  return to_ns(latency);
 }
 
 Transport::Sent SharedState::sent() const {

@@ -40,7 +40,9 @@ class SharedState {
   Group& group() const { return *group_; }
   std::shared_ptr<Group> group_ptr() const { return group_; }
   Transport& transport() const { return *transport_; }
-  bool has_link() const { return has_link_; }
+  bool has_link() const { return link_ != nullptr; }
+  // What an operation waits for after all have entered it, where there is a link.
+  int64_t entry_latency_ns() const;
   // Bytes of user data that went to others as messages, and by the network with a rank's entry.
   Transport::Sent sent() const;
   // The memory behind the stage of an operation, made at first use, and the one that used it before
@@ -99,8 +101,8 @@ class SharedState {
   uint64_t read_what_is_over();
 
   std::shared_ptr<Group> group_;
+  std::shared_ptr<Link> link_;
   std::unique_ptr<Transport> transport_;
-  bool has_link_ = false;
   std::array<std::shared_ptr<std::byte>, kStages> stages_;
   std::array<uint64_t, kStages> stage_users_{kNoOperation, kNoOperation, kNoOperation,
                                              kNoOperation};

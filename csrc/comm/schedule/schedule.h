@@ -20,7 +20,6 @@
 //   all_to_all      world*world chunks, chunk s*world+d goes from rank s to rank d
 #pragma once
 
-#include <algorithm>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -58,21 +57,5 @@ Schedule make_schedule(std::string_view algorithm, Collective collective, int wo
 
 // The algorithms known for a collective, in a fixed order.
 std::vector<std::string> algorithms_of(Collective collective);
-
-// The bounds [begin, end) of chunk `index` when `count` elements are cut in `chunks` nearly
-// equal parts: the first count % chunks parts have one element more.
-struct ElementRange {
-  size_t begin = 0;
-  size_t end = 0;
-  size_t size() const { return end - begin; }
-};
-inline ElementRange chunk_range(size_t count, int chunks, int index) {
-  const size_t parts = static_cast<size_t>(chunks);
-  const size_t position = static_cast<size_t>(index);
-  const size_t shorter = count / parts;
-  const size_t longer_parts = count % parts;
-  const size_t begin = position * shorter + std::min(position, longer_parts);
-  return {begin, begin + shorter + (position < longer_parts ? 1 : 0)};
-}
 
 }  // namespace dpcore

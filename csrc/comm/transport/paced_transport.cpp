@@ -81,14 +81,6 @@ size_t PacedTransport::window_bytes() const {
   return static_cast<size_t>(2 * bytes) * static_cast<size_t>(group_.world());
 }
 
-int64_t PacedTransport::entry_latency_ns() const {
-  double latency = 0;
-  for (int r = 0; r < group_.world(); ++r) {
-    latency = r == group_.rank() ? latency : std::max(latency, link_->latency_s(group_.member(r)));
-  }
-  return to_ns(latency);
-}
-
 bool PacedTransport::is_held_back(int peer) {
   return link_->keeps_from(group_.member(peer), now_ns());
 }

@@ -3,7 +3,7 @@
 //
 // No thread spins while messages wait: next_event_ns() says when there is something to do, and
 // the engine sleeps until then. What ranks say to each other about their operations is not held
-// back; instead every operation waits for entry_latency_ns() when all have entered.
+// back; instead every operation waits for the link's latency when all have entered.
 //
 // Threads: under the engine's progress lock. Owns the transport behind it.
 #pragma once
@@ -29,7 +29,6 @@ class PacedTransport final : public Transport {
   size_t segment_bytes() const override { return inner_->segment_bytes(); }
   bool takes_turns() const override { return inner_->takes_turns(); }
   size_t window_bytes() const override;
-  int64_t entry_latency_ns() const override;
   int64_t next_event_ns() const override;
   bool is_held_back(int peer) override;
   Sent sent() const override { return inner_->sent(); }

@@ -35,7 +35,6 @@ class RoutedTransport final : public Transport {
     within_->give_up();
     between_->give_up();
   }
-  int64_t entry_latency_ns() const override { return between_->entry_latency_ns(); }
   int64_t next_event_ns() const override { return between_->next_event_ns(); }
   bool is_held_back(int peer) override { return way_to(peer).is_held_back(peer); }
   size_t segment_bytes() const override { return between_->segment_bytes(); }

@@ -30,8 +30,6 @@ class Transport {
   virtual bool set_aside_unexpected() = 0;
   // An operation of the group has failed: no operation will come back for what is on its way.
   virtual void give_up() {}
-  // What an operation waits for after all have entered it, where the link is an emulated one.
-  virtual int64_t entry_latency_ns() const { return 0; }
   // When a message that is held back may go on; INT64_MAX: none is.
   virtual int64_t next_event_ns() const { return INT64_MAX; }
   // Whether something of a peer that is gone may lie here and be held back. Asked at every check,

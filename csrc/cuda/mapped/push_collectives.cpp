@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "comm/collective/geometry.h"
-#include "comm/schedule/schedule.h"
 
 namespace dpcore {
 namespace {
