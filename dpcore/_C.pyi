@@ -94,16 +94,6 @@ def is_ordered(schedule: Schedule) -> bool:
 def schedule_cost(schedule: Schedule, count: int, element_bytes: int) -> dict[str, int]:
     """Steps and bytes; count is the whole buffer for all_reduce, broadcast, reduce, else a chunk."""
 
-def predict_seconds(
-    schedule: Schedule,
-    count: int,
-    element_bytes: int,
-    alpha: float,
-    beta: float,
-    gamma: float = 0.0,
-) -> float:
-    """Time with alpha seconds per step, beta per byte sent and gamma per byte reduced."""
-
 def expected_seconds(
     schedule: Schedule, hosts: list[int], costs: list[float], nbytes: int
 ) -> float:
@@ -863,9 +853,6 @@ def _copy_parts(
 
 def _copy_bytes(dst: int, src: int, n: int, way: str = "") -> None:
     """Copies n bytes between two addresses, "to peers", "from a peer" or "taking over"."""
-
-def _bypasses_caches() -> bool:
-    """Whether data for other ranks is written past the caches."""
 
 def simd_level() -> str:
     """The instruction set of the reduction kernels: avx512, avx2 or portable."""

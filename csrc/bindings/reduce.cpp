@@ -119,7 +119,6 @@ void register_reduce(py::module_& m) {
   m.def("_copy_parts", &copy_parts, arg("parts"), arg("part_type"), arg("flat"), arg("flat_type"),
         arg("to_flat"), arg("factor") = 1.0, arg("workers") = 1, arg("device") = "", without_gil,
         "Copies tensors into flat memory or back; the number of launches it would take.");
-  m.def("_bypasses_caches", &bypasses_caches, "Whether data for other ranks does.");
   m.def("simd_level", &simd_level,
         "The instruction set of the reduction kernels: avx512, avx2 or portable.");
 }

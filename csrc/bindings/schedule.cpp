@@ -106,15 +106,10 @@ std::string repr_of(const Schedule& schedule) {
          " chunks, " + std::to_string(schedule.moves.size()) + " moves>";
 }
 
-// Pricing indexes by the ranks and chunks in the list, so an unproved one must not get there.
-Cost checked_cost(const Schedule& schedule, size_t count, size_t element_bytes) {
-  check(schedule);
-  return cost_of(schedule, count, element_bytes);
-}
-
 py::dict cost_dict(ScheduleArgument schedule, NaturalArgument<"count"> count,
                    NaturalArgument<"element_bytes"> element_bytes) {
-  const Cost cost = checked_cost(*schedule.value, count, element_bytes);
+  check(*schedule.value);  // pricing indexes by the ranks and chunks in the list
+  const Cost cost = cost_of(*schedule.value, count, element_bytes);
   py::dict result;
   result["steps"] = cost.steps;
   result["sent_bytes"] = cost.sent_bytes;
@@ -217,15 +212,6 @@ void register_schedule(py::module_& m) {
         py::arg("element_bytes"),
         "Steps and bytes. count is the whole buffer for all_reduce, broadcast and reduce, and one "
         "chunk for the others.");
-  m.def(
-      "predict_seconds",
-      [](const Schedule& schedule, size_t count, size_t element_bytes, double alpha, double beta,
-         double gamma) {
-        return predict_seconds(checked_cost(schedule, count, element_bytes), alpha, beta, gamma);
-      },
-      py::arg("schedule"), py::arg("count"), py::arg("element_bytes"), py::arg("alpha"),
-      py::arg("beta"), py::arg("gamma") = 0.0,
-      "Time with alpha seconds per step, beta per byte sent and gamma per byte reduced.");
   m.def(
       "expected_seconds",
       [](const Schedule& schedule, const std::vector<int>& hosts, const CostList& costs,

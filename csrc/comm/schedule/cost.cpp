@@ -56,11 +56,6 @@ Cost cost_of(const Schedule& schedule, size_t count, size_t element_bytes) {
   return cost;
 }
 
-double predict_seconds(const Cost& cost, double alpha, double beta, double gamma) {
-  return cost.steps * alpha + static_cast<double>(cost.critical_bytes) * beta +
-         static_cast<double>(cost.critical_reduced_bytes) * gamma;
-}
-
 namespace {
 
 struct Load {  // of one rank in one step

@@ -40,10 +40,6 @@ struct Cost {
 // all_gather, gather, scatter, all_to_all).
 Cost cost_of(const Schedule& schedule, size_t count, size_t element_bytes);
 
-// alpha: seconds per step, beta: seconds per byte sent, gamma: seconds per byte reduced. Links
-// carry both directions at once, and a rank serves all its peers through one link.
-double predict_seconds(const Cost& cost, double alpha, double beta, double gamma);
-
 struct WayCosts {
   double step_s = 0;     // from a send to its arrival, beyond its bytes
   double message_s = 0;  // of a rank, for each message that it sends or takes
