@@ -16,7 +16,7 @@ READ = re.compile(r"^\* \[`[^`]+`\]\(\.\./(\S+)\): ((?:.+\n)(?:  .+\n)*)", re.MU
 
 
 def of_python(text, name):
-    """The numbers of the lines of a definition; of an overloaded one, the last."""
+    """The numbers of the lines of a definition."""
     nodes = [ast.parse(text)]
     for part in name.split("."):
         nodes = [node for node in nodes[-1].body if getattr(node, "name", "") == part]

@@ -1,39 +1,32 @@
 """The methods of a communicator, for all kinds of them: signatures, documentation, and what is the
 same everywhere. The contract that they keep is in protocol.py.
 
-The first signature of each says that ``async_op=True`` returns a handle, for type checkers. Each
-gives its call to ``_calls``, which is the compiled core or has its methods. Plain calls of the core
-enter no function here (quick.py).
+With ``async_op=True`` each returns a handle, and otherwise None; type checkers are told as the
+standard library tells them of such results, ``Work | Any``. Each gives its call to ``_calls``,
+which is the compiled core or has its methods. Plain calls of the core enter no function here
+(quick.py).
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from dpcore.comm.communicators.call_options import Algorithm, Sizes
 from dpcore.comm.communicators.checks import OPERATORS, check_both
-from dpcore.comm.communicators.protocol import Capabilities, GradientGroup, Operator
+from dpcore.comm.communicators.protocol import (
+    Algorithm,
+    Capabilities,
+    GradientGroup,
+    Operator,
+    Sizes,
+)
 from dpcore.comm.communicators.quick import quick
 from dpcore.comm.communicators.words import OtherNames, operator_name
 from dpcore.errors import Unsupported
 
 if TYPE_CHECKING:
     import torch
-    from typing_extensions import Unpack
-
-    from dpcore.comm.communicators.call_options import (
-        Combining,
-        CombiningParts,
-        CombiningWhole,
-        Exchanging,
-        GatheringParts,
-        Meeting,
-        Message,
-        Parts,
-        Whole,
-    )
 
 
 Work = TypeVar("Work")  # of each kind its own
@@ -52,24 +45,6 @@ class Collectives(OtherNames, Generic[Work]):
 
     # ---- whole buffers -----------------------------------------------------------------------
 
-    @overload
-    def all_reduce(
-        self,
-        tensor: Any,
-        op: Operator = ...,
-        *,
-        async_op: Literal[True],
-        **options: Unpack[CombiningWhole],
-    ) -> Work: ...
-    @overload
-    def all_reduce(
-        self,
-        tensor: Any,
-        op: Operator = ...,
-        *,
-        async_op: bool = ...,
-        **options: Unpack[CombiningWhole],
-    ) -> Work | None: ...
     @quick
     def all_reduce(
         self,
@@ -82,7 +57,7 @@ class Collectives(OtherNames, Generic[Work]):
         timeout: float = 0.0,
         factor: float = 1.0,
         layout: int = 0,
-    ) -> Work | None:
+    ) -> Work | Any:
         """Combines ``tensor`` over all ranks; afterwards every rank holds the same result.
 
         ``op``: sum, mean, prod, min, max, band, bor, bxor, or premul_sum with this rank's
@@ -97,14 +72,6 @@ class Collectives(OtherNames, Generic[Work]):
         )  # fmt: skip
         return None if work is None else self._handle(work, [tensor])
 
-    @overload
-    def broadcast(
-        self, tensor: Any, root: int = ..., *, async_op: Literal[True], **options: Unpack[Whole]
-    ) -> Work: ...
-    @overload
-    def broadcast(
-        self, tensor: Any, root: int = ..., *, async_op: bool = ..., **options: Unpack[Whole]
-    ) -> Work | None: ...
     @quick
     def broadcast(
         self,
@@ -116,7 +83,7 @@ class Collectives(OtherNames, Generic[Work]):
         priority: int = 0,
         timeout: float = 0.0,
         layout: int = 0,
-    ) -> Work | None:
+    ) -> Work | Any:
         """Copies ``tensor`` of rank ``root`` to all ranks."""
         work = self._calls.broadcast(
             tensor, root=root, layout=layout,
@@ -124,26 +91,6 @@ class Collectives(OtherNames, Generic[Work]):
         )  # fmt: skip
         return None if work is None else self._handle(work, [tensor])
 
-    @overload
-    def reduce(
-        self,
-        tensor: Any,
-        root: int = ...,
-        op: Operator = ...,
-        *,
-        async_op: Literal[True],
-        **options: Unpack[Combining],
-    ) -> Work: ...
-    @overload
-    def reduce(
-        self,
-        tensor: Any,
-        root: int = ...,
-        op: Operator = ...,
-        *,
-        async_op: bool = ...,
-        **options: Unpack[Combining],
-    ) -> Work | None: ...
     @quick
     def reduce(
         self,
@@ -156,7 +103,7 @@ class Collectives(OtherNames, Generic[Work]):
         priority: int = 0,
         timeout: float = 0.0,
         factor: float = 1.0,
-    ) -> Work | None:
+    ) -> Work | Any:
         """Like ``all_reduce``, but only ``root`` gets the result; the others keep their data."""
         op = op if isinstance(op, str) and op in OPERATORS else operator_name(op)
         work = self._calls.reduce(
@@ -167,26 +114,6 @@ class Collectives(OtherNames, Generic[Work]):
 
     # ---- a part per rank ---------------------------------------------------------------------
 
-    @overload
-    def reduce_scatter(
-        self,
-        output: Any,
-        input: Any,
-        op: Operator = ...,
-        *,
-        async_op: Literal[True],
-        **options: Unpack[CombiningParts],
-    ) -> Work: ...
-    @overload
-    def reduce_scatter(
-        self,
-        output: Any,
-        input: Any,
-        op: Operator = ...,
-        *,
-        async_op: bool = ...,
-        **options: Unpack[CombiningParts],
-    ) -> Work | None: ...
     @quick
     def reduce_scatter(
         self,
@@ -200,7 +127,7 @@ class Collectives(OtherNames, Generic[Work]):
         priority: int = 0,
         timeout: float = 0.0,
         factor: float = 1.0,
-    ) -> Work | None:
+    ) -> Work | Any:
         """Combines ``input`` over all ranks and leaves the r-th part of it in rank r's ``output``.
 
         ``sizes``: elements of each rank's part when they are not equal.
@@ -214,14 +141,6 @@ class Collectives(OtherNames, Generic[Work]):
         )  # fmt: skip
         return None if work is None else self._handle(work, [output])
 
-    @overload
-    def all_gather(
-        self, output: Any, input: Any, *, async_op: Literal[True], **options: Unpack[GatheringParts]
-    ) -> Work: ...
-    @overload
-    def all_gather(
-        self, output: Any, input: Any, *, async_op: bool = ..., **options: Unpack[GatheringParts]
-    ) -> Work | None: ...
     @quick
     def all_gather(
         self,
@@ -234,7 +153,7 @@ class Collectives(OtherNames, Generic[Work]):
         priority: int = 0,
         timeout: float = 0.0,
         layout: int = 0,
-    ) -> Work | None:
+    ) -> Work | Any:
         """Puts the ``input`` of all ranks one after the other into each rank's ``output``."""
         work = self._calls.all_gather(
             output, input, input_sizes=sizes, layout=layout,
@@ -242,26 +161,6 @@ class Collectives(OtherNames, Generic[Work]):
         )  # fmt: skip
         return None if work is None else self._handle(work, [output])
 
-    @overload
-    def gather(
-        self,
-        output: Any | None,
-        input: Any,
-        root: int = ...,
-        *,
-        async_op: Literal[True],
-        **options: Unpack[Parts],
-    ) -> Work: ...
-    @overload
-    def gather(
-        self,
-        output: Any | None,
-        input: Any,
-        root: int = ...,
-        *,
-        async_op: bool = ...,
-        **options: Unpack[Parts],
-    ) -> Work | None: ...
     @quick
     def gather(
         self,
@@ -274,7 +173,7 @@ class Collectives(OtherNames, Generic[Work]):
         algorithm: Algorithm = None,
         priority: int = 0,
         timeout: float = 0.0,
-    ) -> Work | None:
+    ) -> Work | Any:
         """``all_gather`` for one rank: ``output`` is None on the others."""
         work = self._calls.gather(
             output, input, root=root, input_sizes=sizes,
@@ -282,26 +181,6 @@ class Collectives(OtherNames, Generic[Work]):
         )  # fmt: skip
         return None if work is None else self._handle(work, [] if output is None else [output])
 
-    @overload
-    def scatter(
-        self,
-        output: Any,
-        input: Any | None,
-        root: int = ...,
-        *,
-        async_op: Literal[True],
-        **options: Unpack[Parts],
-    ) -> Work: ...
-    @overload
-    def scatter(
-        self,
-        output: Any,
-        input: Any | None,
-        root: int = ...,
-        *,
-        async_op: bool = ...,
-        **options: Unpack[Parts],
-    ) -> Work | None: ...
     @quick
     def scatter(
         self,
@@ -314,7 +193,7 @@ class Collectives(OtherNames, Generic[Work]):
         algorithm: Algorithm = None,
         priority: int = 0,
         timeout: float = 0.0,
-    ) -> Work | None:
+    ) -> Work | Any:
         """Gives the r-th part of ``root``'s ``input`` to rank r; ``input`` is None elsewhere."""
         work = self._calls.scatter(
             output, input, root=root, input_sizes=sizes,
@@ -322,14 +201,6 @@ class Collectives(OtherNames, Generic[Work]):
         )  # fmt: skip
         return None if work is None else self._handle(work, [output])
 
-    @overload
-    def all_to_all(
-        self, output: Any, input: Any, *, async_op: Literal[True], **options: Unpack[Exchanging]
-    ) -> Work: ...
-    @overload
-    def all_to_all(
-        self, output: Any, input: Any, *, async_op: bool = ..., **options: Unpack[Exchanging]
-    ) -> Work | None: ...
     @quick
     def all_to_all(
         self,
@@ -342,7 +213,7 @@ class Collectives(OtherNames, Generic[Work]):
         algorithm: Algorithm = None,
         priority: int = 0,
         timeout: float = 0.0,
-    ) -> Work | None:
+    ) -> Work | Any:
         """Sends the d-th part of ``input`` to rank d; ``output`` holds what came, in rank order.
 
         With uneven parts both lists are needed: ``input_sizes[d]`` here is ``output_sizes`` at
@@ -357,30 +228,14 @@ class Collectives(OtherNames, Generic[Work]):
 
     # ---- messages and barriers ---------------------------------------------------------------
 
-    @overload
-    def send(
-        self, tensor: Any, dst: int, *, async_op: Literal[True], **options: Unpack[Message]
-    ) -> Work: ...
-    @overload
-    def send(
-        self, tensor: Any, dst: int, *, async_op: bool = ..., **options: Unpack[Message]
-    ) -> Work | None: ...
     @quick
     def send(
         self, tensor: Any, dst: int, *, tag: int = 0, async_op: bool = False, timeout: float = 0.0
-    ) -> Work | None:
+    ) -> Work | Any:
         """Sends to rank ``dst``. Returns when ``tensor`` may be changed again."""
         work = self._calls.send(tensor, dst, tag=tag, timeout=timeout, async_op=async_op)
         return None if work is None else self._handle(work, [tensor])
 
-    @overload
-    def recv(
-        self, tensor: Any, src: int | None, *, async_op: Literal[True], **options: Unpack[Message]
-    ) -> Work: ...
-    @overload
-    def recv(
-        self, tensor: Any, src: int | None, *, async_op: bool = ..., **options: Unpack[Message]
-    ) -> Work | None: ...
     @quick
     def recv(
         self,
@@ -390,7 +245,7 @@ class Collectives(OtherNames, Generic[Work]):
         tag: int = 0,
         async_op: bool = False,
         timeout: float = 0.0,
-    ) -> Work | None:
+    ) -> Work | Any:
         """Receives the next message of rank ``src`` with this tag, of this size and dtype.
 
         ``src=None`` takes it from whichever rank it comes; with ``async_op=True`` the work's
@@ -399,12 +254,8 @@ class Collectives(OtherNames, Generic[Work]):
         work = self._calls.recv(tensor, src, tag=tag, timeout=timeout, async_op=async_op)
         return None if work is None else self._handle(work, [tensor])
 
-    @overload
-    def barrier(self, *, async_op: Literal[True], **options: Unpack[Meeting]) -> Work: ...
-    @overload
-    def barrier(self, *, async_op: bool = ..., **options: Unpack[Meeting]) -> Work | None: ...
     @quick
-    def barrier(self, *, async_op: bool = False, timeout: float = 0.0) -> Work | None:
+    def barrier(self, *, async_op: bool = False, timeout: float = 0.0) -> Work | Any:
         """Returns when every rank has called it. A ``Timeout`` names the ranks that did not."""
         work = self._calls.barrier(timeout=timeout, async_op=async_op)
         return None if work is None else self._handle(work, [])

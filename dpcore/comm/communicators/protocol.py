@@ -53,11 +53,12 @@ each thread, when it sat in a call or in ``wait()``.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from dpcore.comm.communicators.call_options import Sizes
-
 Operator = Any  # str | torch.distributed.ReduceOp | mpi4py.MPI.Op
+Algorithm = Any  # str | (int) -> moves | dpcore.Schedule | None
+Sizes = Sequence[int] | None
 
 
 class Capabilities(NamedTuple):
