@@ -4,15 +4,17 @@ same everywhere. The contract that they keep is in protocol.py.
 With ``async_op=True`` each returns a handle, and otherwise None; type checkers are told as the
 standard library tells them of such results, ``Work | Any``. Each gives its call to ``_calls``,
 which is the compiled core or has its methods. Plain calls of the core enter no function here
-(quick.py).
+(csrc/bindings/quick_method.cpp).
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 
+from dpcore import _C
 from dpcore.comm.communicators.checks import OPERATORS, check_both
 from dpcore.comm.communicators.protocol import (
     Algorithm,
@@ -21,7 +23,6 @@ from dpcore.comm.communicators.protocol import (
     Operator,
     Sizes,
 )
-from dpcore.comm.communicators.quick import quick
 from dpcore.comm.communicators.words import OtherNames, operator_name
 from dpcore.errors import Unsupported
 
@@ -30,6 +31,16 @@ if TYPE_CHECKING:
 
 
 Work = TypeVar("Work")  # of each kind its own
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def quick(function: Function) -> Function:
+    """A plain call goes straight to the core's method of this name; every other call is left to the
+    function."""
+    text = cast("FunctionType", function)
+    names = text.__code__.co_varnames[1 : text.__code__.co_argcount]  # without self
+    positional = len(names) - len(text.__defaults__ or ())
+    return _C.quick_method(function, names, positional, OPERATORS)
 
 
 class Collectives(OtherNames, Generic[Work]):
