@@ -14,70 +14,70 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
-from dpcore._version import __version__
+from dpcore._version import __version__ as __version__
 from dpcore.base import plugged_in
-from dpcore.errors import (
-    Error,
-    Mismatch,
-    MistakeWarning,
-    PeerLost,
-    RendezvousError,
-    Timeout,
-    Unsupported,
-)
 
-if TYPE_CHECKING:
-    from dpcore._C import (
-        Schedule,
-        algorithms_of,
-        check_schedule,
-        schedule,
-        schedule_cost,
-    )
-    from dpcore.comm.communicators.mpi.communicator import MpiCommunicator
-    from dpcore.comm.communicators.native import Communicator
-    from dpcore.comm.communicators.nccl import nccl_library
-    from dpcore.comm.communicators.torch_group import TorchCommunicator
-    from dpcore.comm.communicators.work import Work
-    from dpcore.comm.launch.session import current, finalize, init
-    from dpcore.comm.launch.spawn import spawn
-    from dpcore.comm.launch.torch_backend import (
-        BackendOptions,
-        communicator_of,
-        flight_record,
-        write_flight_record,
-    )
-    from dpcore.ddp.across_steps.distributed import DistributedOptimizer
-    from dpcore.ddp.check import CheckResult, check
-    from dpcore.ddp.data_parallel import DataParallel
-    from dpcore.ddp.data_parallel import DataParallel as DistributedDataParallel
-    from dpcore.ddp.elastic.run import ElasticRun, elastic
-    from dpcore.ddp.local_updates.diloco import DiLoCo
-    from dpcore.ddp.local_updates.local_sgd import LocalSGD
-    from dpcore.ddp.monitor import Monitor, monitor
-    from dpcore.ddp.noise_scale import GradientNoiseScale, gradient_noise_scale
-    from dpcore.ddp.overlap import Overlap, measure_overlap
-    from dpcore.ddp.torch_face.comm_hooks import compose_comm_hooks
-    from dpcore.ddp.warm_memory import warm_memory
-    from dpcore.ddp.wrapper.launch_control import LaunchControl
-    from dpcore.ddp.wrapper.launch_schedule import LaunchSchedule
-    from dpcore.functions import (
-        all_gather,
-        all_reduce,
-        all_to_all,
-        barrier,
-        broadcast,
-        gather,
-        recv,
-        reduce,
-        reduce_scatter,
-        scatter,
-        send,
-    )
-    from dpcore.parallel.mesh import mesh
-    from dpcore.parallel.pipeline_plans import pipeline_plan
-    from dpcore.recorder.entry import trace
-    from dpcore.recorder.recording import Trace
+if TYPE_CHECKING:  # the same names for type checkers, in the form by which they are public
+    from dpcore._C import Schedule as Schedule
+    from dpcore._C import algorithms_of as algorithms_of
+    from dpcore._C import check_schedule as check_schedule
+    from dpcore._C import schedule as schedule
+    from dpcore._C import schedule_cost as schedule_cost
+    from dpcore.comm.communicators.mpi.communicator import MpiCommunicator as MpiCommunicator
+    from dpcore.comm.communicators.native import Communicator as Communicator
+    from dpcore.comm.communicators.nccl import nccl_library as nccl_library
+    from dpcore.comm.communicators.torch_group import TorchCommunicator as TorchCommunicator
+    from dpcore.comm.communicators.work import Work as Work
+    from dpcore.comm.launch.session import current as current
+    from dpcore.comm.launch.session import finalize as finalize
+    from dpcore.comm.launch.session import init as init
+    from dpcore.comm.launch.spawn import spawn as spawn
+    from dpcore.comm.launch.torch_backend import BackendOptions as BackendOptions
+    from dpcore.comm.launch.torch_backend import communicator_of as communicator_of
+    from dpcore.comm.launch.torch_backend import flight_record as flight_record
+    from dpcore.comm.launch.torch_backend import write_flight_record as write_flight_record
+    from dpcore.ddp.across_steps.distributed import DistributedOptimizer as DistributedOptimizer
+    from dpcore.ddp.check import CheckResult as CheckResult
+    from dpcore.ddp.check import check as check
+    from dpcore.ddp.data_parallel import DataParallel as DataParallel
+    from dpcore.ddp.elastic.run import ElasticRun as ElasticRun
+    from dpcore.ddp.elastic.run import elastic as elastic
+    from dpcore.ddp.local_updates.diloco import DiLoCo as DiLoCo
+    from dpcore.ddp.local_updates.local_sgd import LocalSGD as LocalSGD
+    from dpcore.ddp.monitor import Monitor as Monitor
+    from dpcore.ddp.monitor import monitor as monitor
+    from dpcore.ddp.noise_scale import GradientNoiseScale as GradientNoiseScale
+    from dpcore.ddp.noise_scale import gradient_noise_scale as gradient_noise_scale
+    from dpcore.ddp.overlap import Overlap as Overlap
+    from dpcore.ddp.overlap import measure_overlap as measure_overlap
+    from dpcore.ddp.torch_face.comm_hooks import compose_comm_hooks as compose_comm_hooks
+    from dpcore.ddp.warm_memory import warm_memory as warm_memory
+    from dpcore.ddp.wrapper.launch_control import LaunchControl as LaunchControl
+    from dpcore.ddp.wrapper.launch_schedule import LaunchSchedule as LaunchSchedule
+    from dpcore.errors import Error as Error
+    from dpcore.errors import Mismatch as Mismatch
+    from dpcore.errors import MistakeWarning as MistakeWarning
+    from dpcore.errors import PeerLost as PeerLost
+    from dpcore.errors import RendezvousError as RendezvousError
+    from dpcore.errors import Timeout as Timeout
+    from dpcore.errors import Unsupported as Unsupported
+    from dpcore.functions import all_gather as all_gather
+    from dpcore.functions import all_reduce as all_reduce
+    from dpcore.functions import all_to_all as all_to_all
+    from dpcore.functions import barrier as barrier
+    from dpcore.functions import broadcast as broadcast
+    from dpcore.functions import gather as gather
+    from dpcore.functions import recv as recv
+    from dpcore.functions import reduce as reduce
+    from dpcore.functions import reduce_scatter as reduce_scatter
+    from dpcore.functions import scatter as scatter
+    from dpcore.functions import send as send
+    from dpcore.parallel.mesh import mesh as mesh
+    from dpcore.parallel.pipeline_plans import pipeline_plan as pipeline_plan
+    from dpcore.recorder.entry import trace as trace
+    from dpcore.recorder.recording import Trace as Trace
+
+    DistributedDataParallel = DataParallel
 
 # Where the public names live. Read by __getattr__ at first use.
 _HOMES = {
@@ -95,6 +95,7 @@ _HOMES = {
     "dpcore.ddp.overlap": "Overlap measure_overlap",
     "dpcore.ddp.warm_memory": "warm_memory",
     "dpcore.ddp.torch_face.comm_hooks": "compose_comm_hooks",
+    "dpcore.errors": "Error Mismatch MistakeWarning PeerLost RendezvousError Timeout Unsupported",
     "dpcore.functions": "all_gather all_reduce all_to_all barrier broadcast gather recv reduce "
     "reduce_scatter scatter send",
     "dpcore.comm.launch.session": "current finalize init",
@@ -104,7 +105,6 @@ _HOMES = {
     "dpcore.ddp.local_updates.diloco": "DiLoCo",
     "dpcore.ddp.local_updates.local_sgd": "LocalSGD",
     "dpcore.ddp.noise_scale": "GradientNoiseScale gradient_noise_scale",
-    "dpcore.school.notebook.extension": "load_ipython_extension unload_ipython_extension",
     "dpcore.ddp.across_steps.distributed": "DistributedOptimizer",
     "dpcore.parallel.mesh": "mesh",
     "dpcore.parallel.pipeline_plans": "pipeline_plan",
@@ -117,68 +117,12 @@ _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 # Under torch's name as well, so that the import is all that a script for torch DDP changes.
 _OTHER_NAMES = {"DistributedDataParallel": "DataParallel"}
 
-__all__ = [
-    "BackendOptions",
-    "CheckResult",
-    "Communicator",
-    "DataParallel",
-    "DiLoCo",
-    "DistributedDataParallel",
-    "DistributedOptimizer",
-    "ElasticRun",
-    "Error",
-    "GradientNoiseScale",
-    "LaunchControl",
-    "LaunchSchedule",
-    "LocalSGD",
-    "Mismatch",
-    "MistakeWarning",
-    "Monitor",
-    "MpiCommunicator",
-    "Overlap",
-    "PeerLost",
-    "RendezvousError",
-    "Schedule",
-    "Timeout",
-    "TorchCommunicator",
-    "Trace",
-    "Unsupported",
-    "Work",
-    "__version__",
-    "algorithms_of",
-    "all_gather",
-    "all_reduce",
-    "all_to_all",
-    "barrier",
-    "broadcast",
-    "check",
-    "check_schedule",
-    "communicator_of",
-    "compose_comm_hooks",
-    "current",
-    "elastic",
-    "finalize",
-    "flight_record",
-    "gather",
-    "gradient_noise_scale",
-    "init",
-    "measure_overlap",
-    "mesh",
-    "monitor",
-    "nccl_library",
-    "pipeline_plan",
-    "recv",
-    "reduce",
-    "reduce_scatter",
-    "scatter",
-    "schedule",
-    "schedule_cost",
-    "send",
-    "spawn",
-    "trace",
-    "warm_memory",
-    "write_flight_record",
-]
+_NAMES = sorted([*_HOME, *_OTHER_NAMES, "__version__"])
+__all__ = list(_NAMES)
+
+# What IPython calls.
+_HOME["load_ipython_extension"] = "dpcore.school.notebook.extension"
+_HOME["unload_ipython_extension"] = "dpcore.school.notebook.extension"
 
 
 def __getattr__(name: str) -> Any:
