@@ -330,6 +330,8 @@ def _print_table(
     from rich.table import Table
 
     console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 120
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
     columns = (
         "schedule", "algorithm", "cap MiB", "buckets", "step ms", "from to", "exposed", "of bound",
