@@ -6,7 +6,8 @@ Two network namespaces with shaped cards, as in `benchmarks.shaped_link`, or "ho
 this machine. Everybody trains a model of the same kind with AdamW, in turns of some steps:
 
     dpcore oracle    no communication: what computing takes
-    dpcore ...       bucketed, and the schedules across steps, with buckets of 1 MiB
+    dpcore ...       bucketed, and the schedules across steps, with buckets of 1 MiB, or one of
+                     your own, such as "dpcore examples/slices.py:P3"
     torch N          torch DDP over Gloo with buckets of N MiB
     torch zero N     the same, with torch's ZeroRedundancyOptimizer
     torch fsdp       torch's fully_shard of each layer and the rest, over Gloo
@@ -58,7 +59,12 @@ from dpcore.ddp.wrapper.needs import Needs
 from dpcore.tools import hosts as namespaces
 from dpcore.tools.compare.training.bare import on_gradient
 from dpcore.tools.compare.training.models import MODELS
-from dpcore.tools.compare.training.ranks import OVER_DPCORE, beside_gloo, wrapped
+from dpcore.tools.compare.training.ranks import (
+    OVER_DPCORE,
+    beside_gloo,
+    goes_across_steps,
+    wrapped,
+)
 from dpcore.tools.ratios import in_turn, of_slowest_rank, paired
 from dpcore.tools.records import ROOT, keep, run_facts
 
@@ -94,7 +100,7 @@ class Contender:
                 warnings.simplefilter("ignore")  # that oracle averages nothing
                 self.model = wrapped(name, self.module, comm)
             self.optimizer = adam(self.module)
-            if name in LATE:
+            if goes_across_steps(name):
                 self.optimizer = dp.DistributedOptimizer(self.optimizer, self.model)
 
     def step(self) -> None:

@@ -65,7 +65,7 @@ def run(*arguments):
 def test_a_short_run_on_this_host(tmp_path):
     path = tmp_path / "results.jsonl"
     names = "dpcore oracle,dpcore bucketed 1,dpcore priority,dpcore zero1,torch zero 1,torch fsdp"
-    names += ",torch/dpcore zero overlap 1"
+    names += ",torch/dpcore zero overlap 1,dpcore examples/slices.py:P3"
     arguments = ("--places", "host", "--models", "sleeping_short", "--contenders", names)
     out = run(*arguments, "--rounds", "1", "--steps-per-round", "1", "--records", str(path))
     assert out.returncode == 0, out.stderr
