@@ -5,6 +5,7 @@ import subprocess
 import pytest
 
 from dpcore.base.machine import commit_of
+from dpcore.tools import records
 
 IDENTITY = ("-c", "user.name=somebody", "-c", "user.email=somebody@example.org")
 
@@ -42,3 +43,23 @@ def test_of_another_working_tree(tree):
 def test_where_there_is_none(tmp_path):
     git(tmp_path, "init", "-q")
     assert commit_of(tmp_path) == ""  # nothing was committed
+
+
+def test_a_record_names_the_commit_though_an_earlier_one_was_written(tree, monkeypatch):
+    monkeypatch.setattr(records, "ROOT", tree)
+    files = (
+        "benchmarks/results/step.jsonl",
+        "docs/images/a.png",
+        "docs/results/host.md",
+        "dpcore/a.py",
+    )
+    for name in files:
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).write_text("old")
+    git(tree, "add", ".")
+    git(tree, "commit", "-q", "-m", "second")
+    for name in files[:3]:
+        (tree / name).write_text("new")
+    assert records.commit() == git(tree, "rev-parse", "--short=12", "HEAD")
+    (tree / files[3]).write_text("new")
+    assert records.commit().endswith("+")

@@ -64,14 +64,19 @@ def command_line() -> str:
     return shlex.join(["python", *(["-m"] if is_module else []), program(), *sys.argv[1:]])
 
 
+# What measuring writes: records, and the pages and pictures made of them.
+_WRITTEN = (":(exclude)benchmarks/results", ":(exclude)docs/images", ":(exclude,glob)**/*.md")
+
+
 def commit() -> str:
-    """The commit measured, with `+` where the working tree differs from it; of an installed package
-    its version."""
+    """The commit measured, with `+` where the working tree differs from it in more than the records
+    and pages that an earlier measurement has written; of an installed package its version."""
     if not (ROOT / ".git").exists():
         return f"of version {__version__}"
     try:
         name = _git("rev-parse", "--short=12", "HEAD")
-        return name + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
+        changes = _git("status", "--porcelain", "--untracked-files=no", "--", ".", *_WRITTEN)
+        return name + ("+" if changes else "")
     except (OSError, subprocess.SubprocessError):
         return "unknown"
 
