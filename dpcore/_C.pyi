@@ -302,6 +302,26 @@ class Communicator:
     def shrink(self, patience: float, /) -> Communicator:
         """The ranks that live, after a failure; 0: the timeout."""
 
+    def grow(
+        self,
+        count: int,
+        invite: Callable[[str, str, bool], None] | None,
+        are_gone: Callable[[], bool] | None,
+        patience: float,
+    ) -> Communicator:
+        """With so many ranks that join, behind these; or without, see shrink()."""
+
+    @property
+    def timeout(self) -> float:
+        """Seconds, of an operation."""
+
+    @property
+    def address(self) -> str:
+        """Of this rank, where ranks of other hosts reach it; empty where there are none."""
+
+    def let_go_of_before(self) -> None:
+        """All members are known to be in what grow() returned."""
+
     @property
     def survivors(self) -> list[int]:
         """The members' ranks in the communicator that was shrunk."""
@@ -563,6 +583,13 @@ class Reducer:
 
     def rebase_optimizer_steps(self, steps: int, /) -> None:
         """Sets the count of the optimizer's steps, for ranks whose parameters are equal."""
+
+    def say_knocks(self, knocks: int, /) -> None:
+        """How many ranks wait at this one's door, for the next word."""
+
+    @property
+    def knocks(self) -> int:
+        """How many wait at all doors, by the words of the last step."""
 
     def add_unaveraged_step(self) -> None:
         """Says in the next word that an optimizer has used them."""

@@ -89,6 +89,35 @@ void register_communicator(py::module_& m) {
              rest->core = ends_without_lock(comm->core->shrink(patience, check_signals));
              return rest;
            })
+      .def(
+          "grow",
+          [](const Comm& comm, int count, py::object invite, py::object are_gone, double patience) {
+            Guests guests{count, {}, {}};
+            if (!invite.is_none()) {
+              guests.invite = [&](const std::string& job, const std::string& meeting,
+                                  bool shares_memory) {
+                const py::gil_scoped_acquire gil;
+                invite(job, meeting, shares_memory);
+              };
+              guests.are_gone = [&] {
+                const py::gil_scoped_acquire gil;
+                return are_gone().cast<bool>();
+              };
+            }
+            auto all = std::make_shared<PyCommunicator>();
+            const py::gil_scoped_release no_gil;
+            all->core = ends_without_lock(comm->core->grow(guests, patience, check_signals));
+            return all;
+          },
+          py::arg("count"), py::arg("invite"), py::arg("are_gone"), py::arg("patience"))
+      .def_property_readonly("timeout", [](const PyCommunicator& c) { return c.core->timeout_s(); })
+      .def_property_readonly("address",
+                             [](const PyCommunicator& c) { return c.core->endpoint().address(); })
+      .def("let_go_of_before",
+           [](const Comm& comm) {
+             const py::gil_scoped_release no_gil;
+             comm->core->let_go_of_before();
+           })
       .def_property_readonly("survivors",
                              [](const PyCommunicator& c) { return c.core->survivors(); })
       .def_property_readonly("completed_before",

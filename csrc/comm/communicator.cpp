@@ -375,6 +375,9 @@ void Communicator::close(const Engine::Interrupt& interrupted) {
     network->settle(now_ns() + (group_->failed() ? kSettlePatienceNs : kClosePatienceNs), take_in);
   }
   context_->keep_until_all_left(group_, std::move(blocks));
+  if (!first_) {
+    let_go_of_before();
+  }
   if (const auto first = std::move(first_)) {
     first->is_shrunk_ = false;
     first->close();

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -80,6 +81,16 @@ class Context {
   Engine engine_;
 };
 
+// Ranks that are to join, where they have knocked: at one of the ranks, which has the functions.
+struct Guests {
+  int count = 0;
+  // Tells them the name of the meeting, where it listens (nothing within a host), and whether ranks
+  // of the same host share memory.
+  std::function<void(const std::string& job, const std::string& meeting, bool shares_memory)>
+      invite;
+  std::function<bool()> are_gone;  // whether one of them will not come
+};
+
 using Work = std::shared_ptr<Operation>;
 
 class Communicator : public std::enable_shared_from_this<Communicator> {
@@ -136,8 +147,15 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // (group/agreement.h). Ranks that have not come after so many seconds are left behind; 0: the
   // timeout. This one then is of no further use. Throws PeerLost where this rank may not go on.
   std::shared_ptr<Communicator> shrink(double patience_s, const Engine::Interrupt& interrupt);
-  // Of one that shrink() made: the ranks that its members had before, and how many operations all
-  // of them had completed there.
+  // At the same place on all ranks, when nothing has failed: a communicator of these ranks and,
+  // behind them, of as many others, with a new line of failures. Without the others if they do not
+  // come, and as after shrink() if a rank dies.
+  std::shared_ptr<Communicator> grow(const Guests& guests, double patience_s,
+                                     const Engine::Interrupt& interrupt);
+  // All ranks are known to be in the communicator that grow() returned: what was before it goes.
+  void let_go_of_before();
+  // Of one that shrink() or grow() made: the ranks that its members had before, and how many
+  // operations all of them had completed there.
   const std::vector<int>& survivors() const { return survivors_; }
   uint64_t completed_before() const { return completed_before_; }
 
@@ -191,8 +209,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // Made by shrink(): the first of the line, in whose control blocks the ranks agree. It stays
   // until the last of the line is closed, though the program may have closed it.
   std::shared_ptr<Communicator> first_;
-  std::atomic<bool> is_shrunk_{false};  // another one has taken its place
-  std::vector<int> places_;             // of the members, in the first
+  std::shared_ptr<Communicator> before_;  // made by grow(): where other ranks may still agree
+  std::atomic<bool> is_shrunk_{false};    // another one has taken its place
+  std::vector<int> places_;               // of the members, in the first
   std::vector<int> survivors_;
   uint64_t completed_before_ = 0;
   SpinLock submission_;

@@ -1,7 +1,11 @@
-// shrink(): carries out what group/agreement.h decides. The ranks agree in the control blocks of
-// the first communicator of the line, which stays open for that, and meet anew under a name that
-// follows from the round: new arenas, new connections, nothing that a rank which was left behind
-// could still write into.
+// shrink() and grow(): carry out what group/agreement.h decides. The ranks agree in the control
+// blocks of the first communicator of the line, which stays open for that, and meet anew under a
+// name that follows from the round: new arenas, new connections, nothing that a rank which was left
+// behind could still write into.
+//
+// grow() is the same before anything has failed: all ranks of the communicator come, and the first
+// proposal has places for ranks that join (guests), behind those of the members. If a rank has died
+// or the guests do not come, the members meet without them, as after a failure.
 //
 // Every wait ends: for ballots with the patience, for a meeting with its deadline, and all of them
 // together after kMostPatiences.
@@ -38,11 +42,13 @@ std::string ranks_in(const RankSet& set) {
 
 class Shrinking {
  public:
-  Shrinking(Communicator& failed, double patience_s, const Engine::Interrupt& interrupt)
+  Shrinking(Communicator& failed, const Guests& guests, double patience_s,
+            const Engine::Interrupt& interrupt)
       : failed_(failed),
         first_(failed.first_ ? failed.first_ : failed.shared_from_this()),
         board_(first_->group()),
         patience_ns_(to_ns(patience_s > 0 ? patience_s : failed.timeout_s())),
+        guests_(guests),
         interrupt_(interrupt),
         began_ns_(now_ns()) {
     check();
@@ -55,6 +61,7 @@ class Shrinking {
     const BallotView before = look();
     Ballot own = arrive(before.ballots[rank()], rank(), before);
     own.completed = failed_.group_->mine().over_below.load(std::memory_order_relaxed);
+    first_round_ = own.round;
     say(own);
     reach(1);
     for (;;) {
@@ -99,7 +106,7 @@ class Shrinking {
                         std::to_string(kMostSurvivors) + " ranks, and this one had " +
                         std::to_string(board_.world()) + " at the start");
     }
-    if (!failed_.group_->fails_during("before shrink() was called")) {
+    if (guests_.count == 0 && !failed_.group_->fails_during("before shrink() was called")) {
       throw Unsupported(who() + "nothing has failed in this communicator of " +
                         std::to_string(failed_.world()) +
                         " ranks, so there is nothing to shrink; call shrink() after PeerLost or "
@@ -125,6 +132,10 @@ class Shrinking {
     BallotView view = board_.look_at_ballots();
     view.lapses =
         static_cast<int>(std::min<int64_t>((now_ns() - state_began_ns_) / patience_ns_, 1000));
+    if (held_.guests > 0) {
+      view.held_round = held_.round;
+      view.held_proposer = held_.proposer;
+    }
     return view;
   }
 
@@ -179,7 +190,14 @@ class Shrinking {
   void propose_or_say(Ballot ballot, const BallotView& view) {
     const bool proposes = ballot.proposer == rank() && view.ballots[rank()].proposer != rank();
     listener_ = nullptr;
-    if (proposes && needs_network(ballot.members)) {
+    if (proposes && guests_.count > 0 && ballot.round == first_round_ &&
+        places_of(ballot.members) == places_of_all()) {
+      ballot.guests = static_cast<uint32_t>(guests_.count);
+      // Jobs of one rank have no names of their own; the meeting has to.
+      std::snprintf(ballot.meeting, sizeof(ballot.meeting), "%llx",
+                    static_cast<unsigned long long>(now_ns()));
+    }
+    if (proposes && needs_network(ballot)) {
       listener_ = std::make_shared<TcpSocket>(TcpSocket::listen_at(
           TcpAddress::resolve(board_.endpoint().address()).front().with_port(0)));
       std::snprintf(ballot.meeting, sizeof(ballot.meeting), "%s",
@@ -191,8 +209,12 @@ class Shrinking {
     }
   }
 
-  bool needs_network(const RankSet& members) const {
+  bool needs_network(const Ballot& proposal) const {
+    const RankSet& members = proposal.members;
     const Endpoint& endpoint = board_.endpoint();
+    if (proposal.guests > 0 && first_->options_.tcp) {
+      return true;
+    }
     const int host = endpoint.host_of(board_.member(members.lowest()));
     for (int r = 0; r < board_.world(); ++r) {
       if (members.has(r) && endpoint.host_of(board_.member(r)) != host) {
@@ -209,15 +231,22 @@ class Shrinking {
                   static_cast<unsigned long long>(board_.mine().group), proposal.round,
                   static_cast<unsigned>(proposal.proposer));
     options.job += name;
+    if (proposal.guests > 0) {  // the first of a line again, and names must not grow with each
+      const std::string& before = first_->options_.job;
+      std::snprintf(
+          name, sizeof(name), "~%016llx",
+          static_cast<unsigned long long>(Endpoint::job_of(options.job + proposal.meeting)));
+      options.job = before.substr(0, before.find('~')) + name;
+    }
     options.rank = 0;
-    options.world = proposal.members.count();
+    options.world = proposal.members.count() + static_cast<int>(proposal.guests);
     for (int r = 0; r < rank(); ++r) {
       options.rank += proposal.members.has(r) ? 1 : 0;
     }
     options.meets_within_s = static_cast<double>(patience_ns_) * 1e-9;
     options.threads = board_.endpoint().shares_process();
     options.costs = board_.endpoint().costs();
-    if (!needs_network(proposal.members)) {
+    if (!needs_network(proposal)) {
       options.tcp = nullptr;
     } else {
       options.tcp = std::make_shared<TcpOptions>(*options.tcp);
@@ -229,6 +258,9 @@ class Shrinking {
     }
     options.interrupt = [this, &proposal] {
       call_interrupt();
+      if (proposal.guests > 0 && guests_.are_gone && guests_.are_gone()) {
+        throw RendezvousError("a rank that joins has gone");
+      }
       const NextStep next = next_step(rank(), look());
       if (next.kind != StepKind::meet || next.rank != proposal.proposer) {
         throw AnotherRound();
@@ -247,10 +279,19 @@ class Shrinking {
     return places;
   }
 
+  std::vector<int> places_of_all() const {
+    return failed_.places_.empty() ? places_of(RankSet::first(board_.world())) : failed_.places_;
+  }
+
   void meet(const Ballot& proposal) {
     reach(3);
     try {
-      met_ = Communicator::start(options_of(proposal));
+      const Options options = options_of(proposal);
+      if (proposal.guests > 0 && guests_.invite) {
+        const bool shares_memory = !options.tcp || options.tcp->shares_memory;
+        guests_.invite(options.job, options.tcp ? options.tcp->root : "", shares_memory);
+      }
+      (proposal.guests > 0 ? met_with_guests_ : met_) = Communicator::start(options);
     } catch (const AnotherRound&) {
       return;
     } catch (const RendezvousError&) {
@@ -264,14 +305,17 @@ class Shrinking {
     }
     reach(4);
     say(met(own(), proposal));
+    if (proposal.guests > 0) {
+      held_ = own();
+    }
     reach(5);
   }
 
   std::shared_ptr<Communicator> go_on(const Ballot& ballot, const BallotView& view) {
-    std::shared_ptr<Communicator> next = std::move(met_);
-    next->places_ = places_of(ballot.members);
+    std::shared_ptr<Communicator> next = std::move(ballot.guests > 0 ? met_with_guests_ : met_);
+    const std::vector<int> places = places_of(ballot.members);
     next->completed_before_ = ballot.completed;
-    for (const int r : next->places_) {
+    for (const int r : places) {
       const Ballot& its = view.ballots[r];
       if (its.past == ballot.past) {  // it has not gone on since, and failed once more
         next->completed_before_ = std::min(next->completed_before_, its.completed);
@@ -280,10 +324,15 @@ class Shrinking {
     }
     board_.say(ballot);
     reach(6);
-    let_go_of_memory();
     failed_.first_.reset();
     failed_.is_shrunk_ = true;
-    next->first_ = first_;
+    if (ballot.guests > 0) {
+      next->before_ = first_;
+    } else {
+      let_go_of_memory();
+      next->places_ = places;
+      next->first_ = first_;
+    }
     return next;
   }
 
@@ -308,18 +357,34 @@ class Shrinking {
   std::shared_ptr<Communicator> first_;
   Group& board_;
   int64_t patience_ns_;
+  const Guests& guests_;
   const Engine::Interrupt& interrupt_;
   int64_t began_ns_;
   int64_t state_began_ns_ = began_ns_;
-  std::shared_ptr<TcpSocket> listener_;  // of this rank's proposal
-  std::shared_ptr<Communicator> met_;    // until all have met
+  uint32_t first_round_ = 0;
+  std::shared_ptr<Communicator> met_with_guests_;  // until this rank has gone on
+  Ballot held_;                                    // of that meeting
+  std::shared_ptr<TcpSocket> listener_;            // of this rank's proposal
+  std::shared_ptr<Communicator> met_;              // until all have met
   RankSet met_in_vain_;
   int in_vain_ = 0;
 };
 
 std::shared_ptr<Communicator> Communicator::shrink(double patience_s,
                                                    const Engine::Interrupt& interrupt) {
-  return Shrinking(*this, patience_s, interrupt).run();
+  return Shrinking(*this, {}, patience_s, interrupt).run();
+}
+
+std::shared_ptr<Communicator> Communicator::grow(const Guests& guests, double patience_s,
+                                                 const Engine::Interrupt& interrupt) {
+  return Shrinking(*this, guests, patience_s, interrupt).run();
+}
+
+void Communicator::let_go_of_before() {
+  if (const auto before = std::move((first_ ? *first_ : *this).before_)) {
+    before->is_shrunk_ = false;
+    before->close();
+  }
 }
 
 }  // namespace dpcore

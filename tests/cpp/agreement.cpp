@@ -6,6 +6,8 @@
 //   agreement tcp DEATHS MISTAKES      it arrives at each rank some time later, in order; of one
 //                                      that died, perhaps never
 //   agreement cut DEATHS MISTAKES      one rank and the other two hear nothing of each other
+//   agreement grow DEATHS MISTAKES     as memory, and nothing has failed: they take in a guest
+//   agreement grow_tcp DEATHS MISTAKES
 //
 // Held in every state: at most one communicator has all its members in it, so at most one can make
 // progress; and it has no member that was left behind by an earlier one. Held in every state in
@@ -31,13 +33,14 @@ constexpr int kMostRounds = 12;
 constexpr int kMostLapses = kRanks + 1;
 constexpr uint8_t kAll = (1 << kRanks) - 1;
 
-// A ballot in five bytes, which are compared.
+// A ballot in six bytes, which are compared.
 struct Said {
   uint8_t round = 0;
   uint8_t state = 0;
   int8_t proposer = -1;
   uint8_t bound = 0;
   uint8_t members = 0;
+  uint8_t guests = 0;
   bool operator==(const Said&) const = default;
 };
 
@@ -66,12 +69,17 @@ Ballot ballot_of(const Said& said) {
   ballot.proposer = said.proposer;
   ballot.bound = set_of(said.bound);
   ballot.members = set_of(said.members);
+  ballot.guests = said.guests;
   return ballot;
 }
 
 Said said_by(const Ballot& ballot) {
-  return {static_cast<uint8_t>(ballot.round), static_cast<uint8_t>(ballot.state),
-          static_cast<int8_t>(ballot.proposer), bits_of(ballot.bound), bits_of(ballot.members)};
+  return {static_cast<uint8_t>(ballot.round),
+          static_cast<uint8_t>(ballot.state),
+          static_cast<int8_t>(ballot.proposer),
+          bits_of(ballot.bound),
+          bits_of(ballot.members),
+          static_cast<uint8_t>(ballot.guests)};
 }
 
 enum Place : uint8_t { computes, agrees, is_over, is_dead };
@@ -80,6 +88,7 @@ enum Place : uint8_t { computes, agrees, is_over, is_dead };
 struct State {
   std::array<uint8_t, kRanks> place{};
   std::array<Said, kRanks> said;
+  std::array<Said, kRanks> held;                   // of a meeting with the guest
   Said seen[kRanks][kRanks];                       // [by][of]
   Said on_the_way[kRanks][kRanks][kMostOnTheWay];  // [to][from]
   uint8_t count[kRanks][kRanks]{};
@@ -95,13 +104,17 @@ struct State {
 
 class Checker {
  public:
-  explicit Checker(std::string_view how) : over_tcp_(how == "tcp"), is_cut_(how == "cut") {}
+  explicit Checker(std::string_view how)
+      : over_tcp_(how == "tcp" || how == "grow_tcp"),
+        is_cut_(how == "cut"),
+        grows_(how == "grow" || how == "grow_tcp") {}
 
   void run(uint8_t deaths, uint8_t mistakes) {
     State begin;
     begin.deaths_left = deaths;
     begin.mistakes_left = mistakes;
     troubles_ = deaths + mistakes;
+    mistakes_ = mistakes;
     visit(begin);
     for (uint8_t r = 0; is_cut_ && r < kRanks; ++r) {
       begin.cut_off = r;
@@ -161,6 +174,18 @@ class Checker {
     return state.place[r] == computes;
   }
 
+  // With the guest: no rank that lives computes elsewhere, unless one was taken for gone. Then they
+  // may find in the next operation that they are apart, and one side ends.
+  bool is_where_others_are(const State& state, int r) const {
+    const Said& own = state.said[r];
+    bool are_all = own.guests > 0;
+    for (int m = 0; m < kRanks; ++m) {
+      are_all = are_all &&
+                (state.place[m] == is_dead || (state.place[m] == computes && state.said[m] == own));
+    }
+    return are_all || (grows_ && state.mistakes_left < mistakes_);
+  }
+
   void hold(const State& state) const {
     const Said* together = nullptr;
     for (int r = 0; r < kRanks; ++r) {
@@ -194,6 +219,8 @@ class Checker {
     seen.dead = set_of(state.dead[r]);
     seen.away = set_of(state.away[r]);
     seen.lapses = state.lapses[r];
+    seen.held_round = state.held[r].round;
+    seen.held_proposer = state.held[r].proposer;
     return seen;
   }
 
@@ -308,7 +335,10 @@ class Checker {
     const uint8_t members =
         own.state == static_cast<uint8_t>(BallotState::silent) ? kAll : own.members;
     const bool may_take_for_gone = own.round == 0 && state.mistakes_left > 0;
-    bool has_failed = false;
+    if (own.guests > 0) {
+      return false;  // its line has other ballots
+    }
+    bool has_failed = grows_ && own.round == 0;
     for (int m = 0; m < kRanks; ++m) {
       if ((members >> m & 1) != 0 && m != r) {
         has_failed |= state.place[m] == is_over || state.place[m] == is_dead ||
@@ -333,6 +363,12 @@ class Checker {
         return false;
       case StepKind::say:
         CHECK(said_by(step.ballot) != state.said[r]);
+        if (Ballot ballot = step.ballot; grows_ && ballot.proposer == r && ballot.round == 1 &&
+                                         bits_of(ballot.members) == kAll) {
+          ballot.guests = 1;
+          say(next, r, ballot);
+          break;
+        }
         say(next, r, step.ballot);
         break;
       case StepKind::meet: {
@@ -343,6 +379,9 @@ class Checker {
           came |= static_cast<uint8_t>(1 << r);
         } else if ((bits_of(proposal.members) & ~came) == 0) {
           say(next, r, met(ballot_of(state.said[r]), proposal));
+          if (proposal.guests > 0) {
+            next.held[r] = next.said[r];
+          }
         } else {
           return false;
         }
@@ -390,7 +429,7 @@ class Checker {
     ++ends_;
     int together = 0;
     for (int r = 0; r < kRanks; ++r) {
-      CHECK(state.place[r] != computes || is_together(state, r));
+      CHECK(state.place[r] != computes || is_together(state, r) || is_where_others_are(state, r));
       together += state.place[r] == computes ? 1 : 0;
     }
     // After two of them, a rank may be half of those that may live, without the lowest.
@@ -405,7 +444,9 @@ class Checker {
   };
   bool over_tcp_;
   bool is_cut_;
+  bool grows_;
   int troubles_ = 0;
+  uint8_t mistakes_ = 0;
   std::unordered_set<std::pair<size_t, size_t>, Halves> known_;
   std::vector<const State*> way_;
   size_t deadlines_ = 0;

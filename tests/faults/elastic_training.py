@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import dpcore as dp
+from dpcore.ddp.elastic.start import seed_from
 
 SAMPLES, BATCH, EPOCHS = 44, 2, 2
 PLACES = ("start", "forward", "in backward", "backward", "in step", "step")
@@ -60,13 +61,14 @@ def digest(module, optimizer):
     return hashlib.sha256(raw).hexdigest()
 
 
-def train(comm, places, before=None, workers=0, algorithm=None):
+def train(comm, places, before=None, workers=0, door=None, late=None):
     """``places``: by step and place, the ranks that die there. ``before(run, own)`` may prepare
-    more. Returns the ranks and samples of each step, as this rank took it last, and the digest."""
-    own, taken = comm.rank, {}
+    more. ``late``: the number of a rank that joins. Returns the ranks and samples of each step, as
+    this rank took it last, and the digest."""
+    own, taken = comm.rank if late is None else late, {}
     module, optimizer, scheduler = parts()
     samples = data()
-    sampler = DistributedSampler(samples, comm.world_size, own, seed=1)
+    sampler = DistributedSampler(samples, comm.world_size, comm.rank, seed=1)
     loader = DataLoader(samples, BATCH, sampler=sampler, num_workers=workers)
     model = dp.DataParallel(module, deterministic=True, bucket_cap_mb=0.0005)
     torch.manual_seed(100 + own)
@@ -75,7 +77,7 @@ def train(comm, places, before=None, workers=0, algorithm=None):
         if own in places.get((run.step, place), ()):
             die()
 
-    with dp.elastic(model, optimizer, sampler, scheduler) as run:
+    with dp.elastic(model, optimizer, sampler, scheduler, door=door) as run:
         if before is not None:
             before(run, own)
         module[4].weight.register_hook(lambda _: reach("in backward"))
@@ -103,15 +105,24 @@ def alone(ranks_of_step, world):
     buffers = [copy.deepcopy(dict(module.named_buffers())) for _ in range(world)]
     randoms = [torch.manual_seed(100 + rank).get_state() for rank in range(world)]
     step, taken = 0, {}
+
+    def take_in(ranks):
+        for joiner in range(len(buffers), max(ranks) + 1):  # the lowest rank gave it the state
+            buffers.append(copy.deepcopy(buffers[ranks[0]]))
+            seed_from(randoms[ranks[0]], joiner)
+            randoms.append(torch.get_rng_state())
+
     for epoch in range(EPOCHS):
+        take_in(ranks_of_step[step])
         order = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(1 + epoch)).tolist()
-        for rank in range(world):  # a loader seeds its workers
+        for rank in range(len(randoms)):  # a loader seeds its workers
             torch.set_rng_state(randoms[rank])
             torch.empty((), dtype=torch.int64).random_()
             randoms[rank] = torch.get_rng_state()
         used = 0
         while used < SAMPLES:
             ranks = ranks_of_step[step]
+            take_in(ranks)
             mine = order[used : used + BATCH * len(ranks)]
             mine += order[: -len(mine) % len(ranks)]
             gradients = []
@@ -144,12 +155,16 @@ def check(reports, world):
     """Of the ranks that live, by their first numbers. Returns the ranks that took each step."""
     first = min(reports)
     ranks = {step: ranks for step, (ranks, _) in reports[first][0].items()}
+    assert min(ranks) == 0, "a rank that was there from the start"
     taken, steps, wanted = alone(ranks, world)
     for rank, (own, last, found) in reports.items():
         assert last == steps, (rank, last, steps)
-        assert {step: ranks for step, (ranks, _) in own.items()} == ranks, rank
+        since = min(own, default=steps)  # it may have joined
+        assert {step: ranks for step, (ranks, _) in own.items()} == {
+            step: of_step for step, of_step in ranks.items() if step >= since
+        }, rank
         assert {step: numbers for step, (_, numbers) in own.items()} == {
-            step: of_ranks[rank] for step, of_ranks in taken.items()
+            step: of_ranks[rank] for step, of_ranks in taken.items() if step >= since
         }, rank
         assert found == wanted, rank
     return [ranks[step] for step in range(steps)]

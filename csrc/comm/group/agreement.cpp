@@ -11,6 +11,7 @@ Ballot here_in(uint32_t round, Ballot ballot) {
   ballot.state = BallotState::here;
   ballot.proposer = -1;
   ballot.members = {};
+  ballot.guests = 0;
   return ballot;
 }
 
@@ -26,6 +27,9 @@ class Rules {
   }
 
   NextStep next() const {
+    if (const int r = rank_to_follow(); r >= 0) {
+      return {StepKind::go_on, gone_on(ballot(r))};
+    }
     if (!allowed_.has(rank_)) {
       return {StepKind::out, {}, rank_that_excludes_this_one()};
     }
@@ -69,6 +73,33 @@ class Rules {
     return -1;
   }
 
+  // One that went on with guests, and with this rank, which holds that communicator. A rank that
+  // has met others since may have let them go on already: those that went on with guests are dead.
+  int rank_to_follow() const {
+    if (own_.state == BallotState::met && own_.round > seen_.held_round) {
+      return -1;
+    }
+    for (int r = 0; r < world(); ++r) {
+      const Ballot& its = ballot(r);
+      if (r != rank_ && its.state == BallotState::went_on && its.guests > 0 &&
+          its.round == seen_.held_round && its.proposer == seen_.held_proposer) {
+        return r;
+      }
+    }
+    return -1;
+  }
+
+  Ballot gone_on(const Ballot& with) const {
+    Ballot ballot = own_;
+    ballot.round = with.round;
+    ballot.proposer = with.proposer;
+    ballot.members = with.members;
+    ballot.guests = with.guests;
+    ballot.state = BallotState::went_on;
+    ballot.bound = with.members;
+    return ballot;
+  }
+
   NextStep say_here(uint32_t round) const { return {StepKind::say, here_in(round, own_)}; }
 
   // Of a round that is over, and the ranks that are further still say which is next.
@@ -91,10 +122,7 @@ class Rules {
     if (any_member(members, [&](int r) { return !has_met(r, proposer); })) {
       return {};
     }
-    Ballot ballot = own_;
-    ballot.state = BallotState::went_on;
-    ballot.bound = members;
-    return {StepKind::go_on, ballot};
+    return {StepKind::go_on, gone_on(own_)};
   }
 
   NextStep before_meeting() const {
@@ -208,6 +236,7 @@ Ballot met(const Ballot& own, const Ballot& proposal) {
   ballot.state = BallotState::met;
   ballot.proposer = proposal.proposer;
   ballot.members = proposal.members;
+  ballot.guests = proposal.guests;
   return ballot;
 }
 

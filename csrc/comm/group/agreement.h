@@ -17,6 +17,11 @@
 // while another one, because of a death, did not, finds that death in its first operation, and
 // comes to a later round of the same agreement.
 //
+// Ranks that join (grow(), which is the same with guests) have no ballot. A communicator with
+// guests begins a line of its own, whose members agree elsewhere from then on. So a rank that has
+// met it and gave it up, because of a death, follows one that went on with it, and meets no others
+// as long as one lives that may have gone on.
+//
 // A rank that is out stays out: others went on without it, and its bound says so on all of them.
 #pragma once
 
@@ -30,6 +35,9 @@ struct BallotView {
   std::vector<Ballot> ballots;  // by rank of the first communicator, the own one included
   RankSet dead;                 // known to be
   RankSet away;                 // will not come, but may live: left in order, or out of reach
+  // The meeting with guests in which this rank has met all its members, if there was one.
+  uint32_t held_round = 0;
+  int held_proposer = -1;
   int lapses = 0;  // how often the patience has run out since the own round or state began
 };
 

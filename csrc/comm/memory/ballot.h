@@ -59,9 +59,9 @@ class RankSet {
 };
 
 // silent    it has not called shrink()
-// here      it has, and touches no memory of others any more; it proposes if it is the `proposer`
-// met       it holds a communicator of `members`, and waits until all of them do
-// went_on   it has returned that communicator to its program
+// here      it has (or grow()), and touches no memory of others any more; it proposes if it is the
+// `proposer` met       it holds a communicator of `members`, and waits until all of them do went_on
+// it has returned that communicator to its program
 enum class BallotState : uint32_t { silent, here, met, went_on };
 
 struct Ballot {
@@ -72,6 +72,7 @@ struct Ballot {
   uint64_t completed = 0;  // operations that this rank had completed there
   RankSet bound;           // it goes on with no other ranks than these
   RankSet members;
+  uint32_t guests = 0;               // ranks of no earlier communicator that meet the members
   char meeting[kMeetingBytes] = {};  // where the proposer listens, if members are on other hosts
   bool operator==(const Ballot&) const = default;
 };

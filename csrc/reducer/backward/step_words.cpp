@@ -207,6 +207,14 @@ uint32_t StepWords::finish(size_t slot, uint64_t layout, uint64_t step) {
   return (found & ~known_) != 0 ? found : 0;
 }
 
+uint32_t StepWords::knocks() const {
+  uint32_t sum = 0;
+  for (const Word& word : words_->all) {
+    sum += std::bit_cast<Said>(word).knocks;
+  }
+  return sum;
+}
+
 uint32_t StepWords::compare() {
   Said first;
   bool has_first = false;

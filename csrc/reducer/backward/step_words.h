@@ -40,7 +40,8 @@ class StepWords {
     uint32_t optimizer_steps = 0;
     uint32_t local_forwards = 0;  // without averaging, since the last step
     uint16_t unaveraged_steps = 0;
-    uint16_t flags = 0;
+    uint8_t flags = 0;
+    uint8_t knocks = 0;  // ranks that wait at this one's door to join
     uint64_t hyperparameters = 0;
     uint64_t modes = 0;  // train and eval, of a part of the modules
     uint64_t digest = 0;
@@ -49,7 +50,7 @@ class StepWords {
     uint64_t data = 0;   // a few bytes of the input
   };
   static_assert(sizeof(Said) == sizeof(Word));
-  enum Flag : uint16_t { has_no_inputs = 1, keeps_gradients = 2 };
+  enum Flag : uint8_t { has_no_inputs = 1, keeps_gradients = 2 };
 
   // In what ranks differ, or all agree though they should not.
   enum Finding : uint32_t {
@@ -94,6 +95,8 @@ class StepWords {
   void optimizer_stepped(bool under_next_forward);
   // All buckets are averages. Returns Findings that were not there before.
   uint32_t finish(size_t slot, uint64_t layout, uint64_t step);
+  // How many ranks wait to join: alike on all ranks when a step's buckets are averages.
+  uint32_t knocks() const;
   // Those of all ranks, as finish() has compared them.
   const std::vector<Word>& all() const { return words_->all; }
   // Findings that need not be reported again.

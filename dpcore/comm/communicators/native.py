@@ -61,6 +61,8 @@ class Communicator(Collectives[Work]):
         # operations all of them had completed there. Those on devices have no shrink().
         self.survivors: tuple[int, ...] = tuple(getattr(native, "survivors", ()))
         self.completed_before: int = getattr(native, "completed_before", 0)
+        # Made by init(join=True): with what options the one of the job shall be made.
+        self._joins_with: dict[str, Any] | None = None
         # Told of the communicator that takes the place of this one.
         self._succeeded_by: Callable[[Communicator, Communicator], None] | None = None
 
@@ -120,7 +122,19 @@ class Communicator(Collectives[Work]):
             raise Unsupported(
                 f"timeout {timeout!r}: a wait for another rank needs 0 or more seconds"
             )
-        rest = self._beside(self._native.shrink(timeout))
+        return self._followed_by(self._native.shrink(timeout))
+
+    def _grow(self, guests: int, door: Any, timeout: float) -> Communicator:
+        """At the same place on all ranks: these, and behind them as many ranks that join.
+
+        ``door`` is where they knocked (dpcore/comm/launch/door.py), or None on the other ranks.
+        Without them if they do not come, and as ``shrink`` if ranks have died.
+        """
+        invite, are_gone = (door.invite, door.are_gone) if door else (None, None)
+        return self._followed_by(self._native.grow(guests, invite, are_gone, timeout))
+
+    def _followed_by(self, native: Any) -> Communicator:
+        rest = self._beside(native)
         if self._own is not None:
             rest._run_by_default(self._own)
         rest._succeeded_by = self._succeeded_by

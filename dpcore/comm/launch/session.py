@@ -19,7 +19,7 @@ from dpcore.base.user_code import is_own
 from dpcore.comm.communicators import costs
 from dpcore.comm.communicators.checks import check_is
 from dpcore.comm.launch import placement
-from dpcore.comm.launch.identity import InstanceCounter, find_identity, may_span_hosts
+from dpcore.comm.launch.identity import Identity, InstanceCounter, find_identity, may_span_hosts
 from dpcore.comm.launch.rendezvous import advised, tcp_options
 from dpcore.comm.launch.threads import (
     choose_kernels,
@@ -55,6 +55,7 @@ def init(
     algorithm: Any = "auto",
     deterministic: bool = False,
     device: Any = None,
+    join: bool | None = None,
 ) -> Communicator:
     """Meets the other ranks and returns the communicator of all of them. Torch gets this rank's
     share of the processors, unless OMP_NUM_THREADS says how many threads it has.
@@ -89,6 +90,9 @@ def init(
                   its collective: a function of the number of ranks that returns the moves of an
                   all-reduce, "file.py:function", or a ``dpcore.Schedule``.
     ``deterministic``  refuse algorithms whose result depends on how buffers are cut.
+    ``join``      start alone, and be taken into the job that runs by ``dpcore.elastic``, which
+                  needs its ``door=``. ``rank``, ``world_size``, ``init_method`` and ``transport``
+                  then mean nothing. None is what DPCORE_JOIN says (1: join).
     ``device``    of the tensors, for backends on GPUs; by default torch's current one.
 
     >>> import dpcore
@@ -128,7 +132,13 @@ def init(
             "deterministic": deterministic or None,
         }
         return _over_mpi(rank, world_size, timeout, given)
-    identity = find_identity(rank, world_size, init_method)
+    joins = os.environ.get("DPCORE_JOIN") == "1" if join is None else join
+    if joins:
+        if backend != "native":
+            raise Unsupported(f"join=True: ranks join a job of dpcore's own core, not {backend!r}")
+        identity, transport = Identity(0, 1, f"joins-{os.getpid()}"), "shm"
+    else:
+        identity = find_identity(rank, world_size, init_method)
 
     algorithm = algorithm_or_variable(algorithm)
     check_algorithm(algorithm, identity.world_size)
@@ -171,6 +181,13 @@ def init(
         )
         _all.add(communicator)
         _announce(communicator, job, began_ns)
+    if joins:
+        communicator._joins_with = {
+            "timeout": timeout,
+            "link": link,
+            "algorithm": algorithm,
+            "deterministic": deterministic,
+        }
     _set_current(communicator, transport == "inproc")
     return communicator
 
@@ -290,6 +307,13 @@ def _take_over(failed: Communicator, rest: Communicator) -> None:
         placement.watch(rest)
     if _current() is failed:
         _set_current(rest, threads)
+
+
+def replace(before: Communicator, after: Communicator) -> None:
+    """``after`` is the communicator of ``init`` from now on, and ``before`` is closed."""
+    if _current() is before:
+        _set_current(after, False)
+    before.close()
 
 
 def _link_of(text: str, rank: int, world_size: int) -> _C.Link:

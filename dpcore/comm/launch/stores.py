@@ -129,7 +129,7 @@ class HostStore:
             with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as line:
                 line.settimeout(max(0.001, deadline - time.monotonic()))
                 line.connect(_abstract(key))
-                if not _is_same_user(line):
+                if not is_same_user(line):
                     raise RendezvousError("another user's process listens as rank 0")
                 address = line.recv(256).decode()
                 if address:
@@ -154,11 +154,11 @@ def _answer_all(listener: socket.socket, value: str) -> None:
         except OSError:  # shut down
             return
         with line, contextlib.suppress(OSError):
-            if _is_same_user(line):
+            if is_same_user(line):
                 line.sendall(value.encode())
 
 
-def _is_same_user(line: socket.socket) -> bool:
+def is_same_user(line: socket.socket) -> bool:
     credentials = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     return bool(struct.unpack("3i", credentials)[1] == os.geteuid())
 

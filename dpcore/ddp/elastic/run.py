@@ -23,11 +23,18 @@ of every rank:
 
 A death at any point of this leads to the next communicator and to the same comparison. A rank takes
 over a state only when all of it is there.
+
+A rank that joins knocks at a door (dpcore/comm/launch/door.py) when its model is made. The word of
+each step says how many wait (csrc/reducer/backward/step_words.h), so all ranks know it after the
+same step, make a communicator with places for them (``Communicator._grow``), and give them the
+state by the same comparison: a joiner has finished no step. If it dies, the others go on without.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 from collections.abc import Iterator
 from types import MethodType
 from typing import Any, TypeVar
@@ -37,18 +44,23 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
 
+from dpcore._version import __version__
 from dpcore.comm.communicators.native import Communicator
+from dpcore.comm.launch import session
+from dpcore.comm.launch.door import Door, Place, knock
 from dpcore.ddp.check import check
 from dpcore.ddp.data_parallel import DataParallel
 from dpcore.ddp.elastic.shares import Shares
 from dpcore.ddp.elastic.start import Start, packed, unpack, without_random_numbers
 from dpcore.ddp.mistakes.observer import in_blocks
 from dpcore.ddp.wrapper.parameters import comes_sparse, trained_parameters
-from dpcore.errors import Error, PeerLost, Timeout, Unsupported
+from dpcore.errors import Error, PeerLost, RendezvousError, Timeout, Unsupported
 
 _log = logging.getLogger("dpcore")
 _Batch = TypeVar("_Batch")
 _END: Any = object()
+# Until a rank without state takes it that the others went on without it, and knocks again.
+_JOINER_SECONDS = 2.0
 
 
 class ElasticRun:
@@ -61,6 +73,7 @@ class ElasticRun:
         sampler: Any,
         more: tuple[Any, ...],
         timeout: float,
+        door: Any,
     ) -> None:
         _check(model, optimizer, more)
         self._model, self._optimizer, self._more = model, optimizer, more
@@ -68,6 +81,7 @@ class ElasticRun:
         self.comm: Communicator = model.group  # type: ignore[assignment]
         self.ranks = tuple(range(self.comm.world_size))
         self.step = 0
+        self._number, self._next_number = self.comm.rank, self.comm.world_size  # in `ranks`
         self._shares = Shares(sampler)
         self._shares.deal(self.comm.rank, self.comm.world_size)
         self._start = Start(model.module, optimizer, more)
@@ -77,6 +91,20 @@ class ElasticRun:
         self._repeats = False  # it was cut, and no rank is known to have finished it
         self._epochs = 0  # that have ended
         self._agreed = 0  # all ranks are known to have finished this many steps
+        door = os.environ.get("DPCORE_DOOR") if door is None else door
+        self._place = None if door is None else Place(door)
+        self._door: Door | None = None
+        self._joins = self.comm._joins_with is not None
+        self._epochs_before = 0  # that ended before this rank joined, and its loop comes to
+        self._used_before = 0  # samples, in the epoch that ran then
+        if self._joins and self._place is None:
+            raise Unsupported("a rank that joins needs dp.elastic(..., door=), as the others have")
+        if self._place is not None and not model._mistakes.is_on:
+            raise Unsupported(
+                "dp.elastic(door=) tells the ranks of a joiner by the word of each step, which "
+                "mistakes='ignore' (DPCORE_MISTAKES) turns off"
+            )
+        _warn_of_launcher()
         self._optimizers_step: Any = None
         self._hook: Any = None
 
@@ -87,6 +115,15 @@ class ElasticRun:
         vars(step).update(vars(self._optimizers_step))  # the mark that a scheduler looks for
         self._optimizer.step = MethodType(step, self._optimizer)  # type: ignore[method-assign]
         self._hook = register_optimizer_step_pre_hook(self._before_step)
+        if self._place is not None:
+            self._door = Door(self._place, self._facts())
+            try:
+                if self._joins:
+                    self._join()
+                self._door.open(self.comm)
+            except BaseException:
+                self._undo()
+                raise
         return self
 
     def __exit__(self, kind: Any, problem: Any, traceback: Any) -> None:
@@ -94,20 +131,34 @@ class ElasticRun:
             if kind is None:
                 self._settle()
         finally:
-            self._hook.remove()
-            del self._model.forward
-            self._model._reducer.cut_instead_of_raising(False)
-            self._optimizer.step = self._optimizers_step  # type: ignore[method-assign]
+            self._undo()
+
+    def _undo(self) -> None:
+        if self._door is not None:
+            self._door.close()
+        self._hook.remove()
+        del self._model.forward
+        self._model._reducer.cut_instead_of_raising(False)
+        self._optimizer.step = self._optimizers_step  # type: ignore[method-assign]
 
     def batches(self, loader: DataLoader[_Batch]) -> Iterator[_Batch]:
         """The batches of this rank in one epoch of the sampler. Each takes one step of the
-        optimizer. A batch whose step was cut comes again, or others in its place."""
+        optimizer. A batch whose step was cut comes again, or others in its place. On a rank that
+        has joined, the epochs that had ended have none."""
+        if self._epochs_before > 0:
+            self._epochs_before -= 1
+            return
         self._settle()
         self._check_schedulers()
         epoch = self._epochs
         self._shares.begin_epoch(loader)
+        if joins := self._joins:
+            self._joins = False
+            self._shares.go_on_after(self._used_before)
+            self._start.restore()  # the loop may have changed schedulers in epochs without batches
         try:
-            iterator = iter(loader)
+            with without_random_numbers() if joins else contextlib.nullcontext():
+                iterator = iter(loader)
             while epoch == self._epochs:
                 self._start.take()
                 batch = next(iterator, _END)
@@ -123,6 +174,11 @@ class ElasticRun:
         finally:
             self._shares.end_epoch(loader)
 
+    @property
+    def number(self) -> int:
+        """Of this rank in ``ranks``."""
+        return self._number
+
     # ---- in the body of the loop -------------------------------------------------------------
 
     @property
@@ -133,6 +189,9 @@ class ElasticRun:
         """In the place of the model's."""
         model = self._model
         self._has_computed |= torch.is_grad_enabled()
+        if self._door is not None and self._is_open:
+            self._door.open(self.comm)
+            model._reducer.say_knocks(self._door.count())
         model._reducer.cut_instead_of_raising(self._is_open)
         if not self._is_cut:
             try:
@@ -170,7 +229,7 @@ class ElasticRun:
     # ---- between two batches -----------------------------------------------------------------
 
     def _end_step(self) -> bool:
-        """The body of the loop is over. Returns whether ranks were lost."""
+        """The body of the loop is over. Returns whether ranks were lost, or have joined."""
         self._is_open = False
         if self._has_stepped:
             self._finish_step()
@@ -184,7 +243,17 @@ class ElasticRun:
             self._repeats = not self._has_stepped
             self._recover()
             return True
+        if self._door is not None and self._has_stepped and (guests := self._guests()):
+            self._recover(guests)
+            return True
         return False
+
+    def _guests(self) -> int:
+        """How many ranks are to join after this step: alike on all ranks."""
+        assert self._door is not None
+        if self.comm.world_size == 1:
+            return self._door.count()
+        return self._model._reducer.knocks
 
     def _settle(self) -> None:
         """Where the loop is left: no rank leaves before all have finished the last step."""
@@ -207,55 +276,137 @@ class ElasticRun:
         self._repeats = False
         self._shares.use()
 
-    def _recover(self) -> None:
-        """Until the ranks that live have agreed, or too few are left."""
+    def _recover(self, guests: int = 0) -> None:
+        """Until the ranks that live, and those that join, have agreed; or too few are left."""
         before = self.ranks
         while True:
             try:
-                self.comm = self.comm.shrink(self._timeout)
+                if guests:
+                    self.comm = self.comm._grow(guests, self._door, self._timeout)
+                else:
+                    patience = _JOINER_SECONDS if self.step < 0 else self._timeout
+                    self.comm = self.comm.shrink(patience)
             except Error as problem:
                 raise problem from self._problem
-            self.ranks = tuple(self.ranks[rank] for rank in self.comm.survivors)
+            guests = 0
             try:
                 self._catch_up()
                 break
             except (PeerLost, Timeout) as problem:
                 self._problem = problem
         self._problem = None
+        if self._door is not None:
+            self._door.let_in()
+            self._door.open(self.comm)
         if self.comm.rank == 0:
-            gone = [str(rank) for rank in before if rank not in self.ranks]
-            _log.warning(
-                "rank %s lost; ranks %s go on after step %d",
-                ", ".join(gone), ", ".join(map(str, self.ranks)), self.step,
-            )  # fmt: skip
+            for what, ranks, others in (
+                ("lost", before, self.ranks),
+                ("joined", self.ranks, before),
+            ):
+                if named := [str(rank) for rank in ranks if rank not in others]:
+                    _log.warning(
+                        "rank %s %s; ranks %s go on after step %d",
+                        ", ".join(named), what, ", ".join(map(str, self.ranks)), self.step,
+                    )  # fmt: skip
 
     def _catch_up(self) -> None:
         """Brings all ranks of a new communicator to the same step, and the model to it."""
         comm, model = self.comm, self._model
-        facts = torch.empty(2 * comm.world_size, dtype=torch.int64)
-        comm.all_gather(facts, torch.tensor([self.step, self._epochs]))
-        steps, epochs = facts.view(-1, 2).t().tolist()
+        mine = (self.step, self._epochs, self._shares.used, self._number, self._next_number)
+        facts = torch.empty(len(mine) * comm.world_size, dtype=torch.int64)
+        comm.all_gather(facts, torch.tensor(mine))
+        steps, epochs, used, numbers, nexts = facts.view(-1, len(mine)).t().tolist()
         last = max(steps)
+        if last < 0:
+            raise Error(f"rank {comm.rank}: no rank that lives has the state of the job")
+        comm._native.let_go_of_before()  # all have come
+        behind = [rank for rank, step in enumerate(steps) if step < last]
+        giver, self._next_number = steps.index(last), max(nexts)
+        for rank, number in enumerate(numbers):
+            if number < 0:
+                numbers[rank], self._next_number = self._next_number, self._next_number + 1
         if self._repeats and self.step == last:
             self._start.restore()
-        if is_behind := min(steps) < last:
-            self._send_state(steps.index(last), self.step < last)
+        if comm.rank == giver and behind:
+            self._give(behind)
+        elif comm.rank in behind:
+            joins = self.step < 0
+            self._take(giver, numbers[comm.rank] if joins else None)
+            if joins:
+                self.step, self._number = last, numbers[comm.rank]
+                self._epochs_before, self._used_before = epochs[giver], used[giver]
+                self._shares.go_on_after(used[giver])
+                self._start.take()
+            else:
+                self._finish_step()
+        self.ranks = tuple(numbers)
         self._epochs, self._agreed = max(epochs), last
         self._rebind()
-        if is_behind:
+        if behind:
             check(model, self._optimizer, comm=comm).raise_if_different()
 
-    def _send_state(self, giver: int, takes: bool) -> None:
-        comm, parts = self.comm, (self._model._module_parameters, self._optimizer, self._more)
-        sent = packed(*parts) if comm.rank == giver else torch.empty(0, dtype=torch.uint8)
-        size = torch.tensor([len(sent)])
-        comm.broadcast(size, giver)
-        if comm.rank != giver:
-            sent = torch.empty(int(size), dtype=torch.uint8)
-        comm.broadcast(sent, giver)
-        if takes:
-            unpack(sent, *parts)
-            self._finish_step()
+    @property
+    def _parts(self) -> tuple[Any, ...]:
+        model = self._model
+        return model._module_parameters, list(model.module.buffers()), self._optimizer, self._more
+
+    def _give(self, takers: list[int]) -> None:
+        sent = packed(*self._parts)
+        for taker in takers:
+            self.comm.send(torch.tensor([len(sent)]), taker)
+            self.comm.send(sent, taker)
+
+    def _take(self, giver: int, joins_as: int | None) -> None:
+        size = torch.empty(1, dtype=torch.int64)
+        self.comm.recv(size, giver)
+        sent = torch.empty(int(size), dtype=torch.uint8)
+        self.comm.recv(sent, giver)
+        unpack(sent, *self._parts, joins_as=joins_as)
+
+    # ---- ranks that join ---------------------------------------------------------------------
+
+    def _facts(self) -> list[str]:
+        """What a rank that joins has to have alike."""
+        module, sampler = self._model.module, self._shares.sampler
+        return [
+            f"dpcore {__version__}",
+            *(
+                f"the parameter {name} {list(one.shape)} {one.dtype}"
+                f"{'' if one.requires_grad else ', which is not trained'}"
+                for name, one in module.named_parameters()
+            ),
+            *(f"the buffer {name} {list(one.shape)}" for name, one in module.named_buffers()),
+            f"{type(self._optimizer).__name__} with {len(self._optimizer.param_groups)} groups",
+            *(f"{type(one).__name__} in dp.elastic" for one in self._more),
+            f"a data set of {len(sampler.dataset)} samples",  # type: ignore[arg-type]
+            f"a sampler with shuffle={sampler.shuffle}, seed={sampler.seed}, "
+            f"drop_last={sampler.drop_last}",
+        ]
+
+    def _join(self) -> None:
+        """Until this rank is one of the job's, with its state."""
+        assert self._place is not None
+        self.step = self._number = -1
+        alone, patience = self.comm, self._timeout or self.comm._native.timeout
+        while self.step < 0:
+            invitation = knock(self._place, self._facts(), patience)
+            try:
+                self.comm = invitation.accept(alone._joins_with or {})
+            except RendezvousError as problem:
+                _log.info("%s; knocking again", problem)
+                continue
+            finally:
+                invitation.close()
+            try:
+                self._catch_up()
+            except (PeerLost, Timeout) as problem:
+                self._problem = problem
+                try:
+                    self._recover()
+                except PeerLost:  # the others have gone on without this meeting
+                    self.comm.close()
+        self._problem = None
+        session.replace(alone, self.comm)
 
     def _rebind(self) -> None:
         """The model averages over the new communicator, in buckets of its own."""
@@ -282,16 +433,21 @@ def elastic(
     sampler: Any,
     *more: Any,
     timeout: float = 0.0,
+    door: Any = None,
 ) -> ElasticRun:
-    """A block in which a loop over ``run.batches(loader)`` goes on when ranks die.
+    """A block in which a loop over ``run.batches(loader)`` goes on when ranks die, and others join.
 
     ``model`` is a ``DataParallel`` over dpcore's communicator, ``optimizer`` trains it, and
     ``sampler`` is the ``DistributedSampler`` of the loader. ``more``: whatever else a step changes
     and has a ``state_dict()``, such as a scheduler. ``timeout``: how long to wait for ranks that
-    are not known to be dead, as for ``Communicator.shrink``.
+    are not known to be dead, as for ``Communicator.shrink``. ``door``: where ranks that join
+    knock, alike on all: ``"tcp://host:port"``, ``"file:///path"``, a store of torch, or any other
+    text for ranks of this host; None is what DPCORE_DOOR says. A rank joins by
+    ``dpcore.init(join=True)`` and the same block.
 
     Of the run, ``step`` is the number of finished steps, ``comm`` the communicator of the ranks
-    that live, and ``ranks`` has their numbers in the first one. docs/failures.md says what
+    that live, and ``ranks`` has their numbers in the first one, where those that joined come
+    behind. docs/failures.md says what
     is promised.
 
     >>> import torch, dpcore
@@ -310,7 +466,7 @@ def elastic(
     3
     >>> dpcore.finalize()
     """
-    return ElasticRun(model, optimizer, sampler, more, timeout)
+    return ElasticRun(model, optimizer, sampler, more, timeout, door)
 
 
 def _step_of(run: ElasticRun) -> Any:
@@ -320,6 +476,14 @@ def _step_of(run: ElasticRun) -> Any:
         return run._step_optimizer(*closure, **named)
 
     return step
+
+
+def _warn_of_launcher() -> None:
+    if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("LOCAL_WORLD_SIZE", "1") != "1":
+        _log.warning(
+            "torchrun ends the other ranks of a host when one dies: start one torchrun per rank, "
+            "or the ranks by themselves (docs/failures.md)"
+        )
 
 
 def _check(model: Any, optimizer: Any, more: tuple[Any, ...]) -> None:

@@ -76,6 +76,15 @@ class Shares(torch.utils.data.Sampler[int]):
         """From now on the samples that are left belong to these ranks."""
         self._place = rank, world
 
+    @property
+    def used(self) -> int:
+        """How many samples of the epoch's order finished steps have used."""
+        return self._used
+
+    def go_on_after(self, used: int) -> None:
+        """In an epoch that other ranks have begun."""
+        self._used = used
+
     def use(self) -> None:
         """All ranks among whom the samples were dealt have finished a step."""
         self._used += self._of_a_step * self._place[1]

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import hashlib
 import io
+import os
 import random
 import sys
 from collections.abc import Iterator, Sequence
@@ -100,11 +102,17 @@ def without_random_numbers() -> Iterator[None]:
 
 
 def packed(
-    parameters: Sequence[torch.Tensor], optimizer: torch.optim.Optimizer, more: Sequence[Any]
+    parameters: Sequence[torch.Tensor],
+    buffers: Sequence[torch.Tensor],
+    optimizer: torch.optim.Optimizer,
+    more: Sequence[Any],
 ) -> torch.Tensor:
-    """Bytes for a rank that has not finished the step."""
+    """Bytes for a rank that has not finished the step, or that joins."""
     state = {
         "parameters": [parameter.detach().clone() for parameter in parameters],
+        "buffers": [buffer.detach().clone() for buffer in buffers],
+        "random": torch.get_rng_state(),
+        "threads": torch.get_num_threads(),
         "optimizer": optimizer.state_dict(),
         "more": [one.state_dict() for one in more],
     }
@@ -117,13 +125,34 @@ def packed(
 def unpack(
     sent: torch.Tensor,
     parameters: Sequence[torch.Tensor],
+    buffers: Sequence[torch.Tensor],
     optimizer: torch.optim.Optimizer,
     more: Sequence[Any],
+    joins_as: int | None,
 ) -> None:
-    """Takes over what ``packed`` has made on another rank."""
+    """Takes over what ``packed`` has made on another rank. A rank that joins, as the one with this
+    number, has no buffers and random numbers of its own that would count."""
     state = torch.load(io.BytesIO(sent.numpy().tobytes()), weights_only=True)
     for parameter, value in zip(parameters, state["parameters"], strict=True):
         parameter.copy_(value)
     optimizer.load_state_dict(state["optimizer"])
     for one, its in zip(more, state["more"], strict=True):
         one.load_state_dict(its)
+    if joins_as is not None:
+        for buffer, value in zip(buffers, state["buffers"], strict=True):
+            buffer.copy_(value)
+        seed_from(state["random"], joins_as)
+        if "OMP_NUM_THREADS" not in os.environ:  # the same kernels, which give the same bits
+            torch.set_num_threads(state["threads"])
+
+
+def seed_from(giver: torch.Tensor, number: int) -> None:
+    """The random numbers of a rank that joins follow from those of the rank that gives it the
+    state, and from its own number, so that two ranks do not draw the same ones."""
+    digest = hashlib.sha256(giver.numpy().tobytes() + number.to_bytes(8, "little")).digest()
+    seed = int.from_bytes(digest[:8], "little") >> 1
+    torch.manual_seed(seed)
+    random.seed(seed)
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(seed % 2**32)
