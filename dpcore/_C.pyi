@@ -6,8 +6,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from dpcore.ddp.wrapper import launch_control
-from dpcore.ddp.wrapper.launch_schedule import LaunchSchedule
+from dpcore.reference import launch_schedule
+from dpcore.reference.launch_schedule import LaunchSchedule
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 # (step, src, dst, chunk, reduce)
@@ -480,7 +480,7 @@ def nccl_library(libraries: Sequence[str]) -> dict[str, Any]:
 
 # ---- data parallel training ------------------------------------------------------------------
 
-class LaunchControl(launch_control.LaunchControl, metaclass=ABCMeta):
+class LaunchControl(launch_schedule.LaunchControl, metaclass=ABCMeta):
     """What the methods of a LaunchSchedule get."""
 
 def first_with_nan(tensors: list[torch.Tensor], /) -> int | None:

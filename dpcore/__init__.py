@@ -52,8 +52,6 @@ if TYPE_CHECKING:  # the same names for type checkers, in the form by which they
     from dpcore.ddp.overlap import measure_overlap as measure_overlap
     from dpcore.ddp.torch_face.comm_hooks import compose_comm_hooks as compose_comm_hooks
     from dpcore.ddp.warm_memory import warm_memory as warm_memory
-    from dpcore.ddp.wrapper.launch_control import LaunchControl as LaunchControl
-    from dpcore.ddp.wrapper.launch_schedule import LaunchSchedule as LaunchSchedule
     from dpcore.errors import Error as Error
     from dpcore.errors import Mismatch as Mismatch
     from dpcore.errors import MistakeWarning as MistakeWarning
@@ -76,6 +74,8 @@ if TYPE_CHECKING:  # the same names for type checkers, in the form by which they
     from dpcore.parallel.pipeline_plans import pipeline_plan as pipeline_plan
     from dpcore.recorder.entry import trace as trace
     from dpcore.recorder.recording import Trace as Trace
+    from dpcore.reference.launch_schedule import LaunchControl as LaunchControl
+    from dpcore.reference.launch_schedule import LaunchSchedule as LaunchSchedule
 
     DistributedDataParallel = DataParallel
 
@@ -90,8 +90,6 @@ _HOMES = {
     "dpcore.ddp.check": "CheckResult check",
     "dpcore.ddp.data_parallel": "DataParallel",
     "dpcore.ddp.elastic.run": "ElasticRun elastic",
-    "dpcore.ddp.wrapper.launch_control": "LaunchControl",
-    "dpcore.ddp.wrapper.launch_schedule": "LaunchSchedule",
     "dpcore.ddp.overlap": "Overlap measure_overlap",
     "dpcore.ddp.warm_memory": "warm_memory",
     "dpcore.ddp.torch_face.comm_hooks": "compose_comm_hooks",
@@ -110,6 +108,7 @@ _HOMES = {
     "dpcore.parallel.pipeline_plans": "pipeline_plan",
     "dpcore.recorder.entry": "trace",
     "dpcore.recorder.recording": "Trace",
+    "dpcore.reference.launch_schedule": "LaunchControl LaunchSchedule",
     "dpcore.ddp.monitor": "Monitor monitor",
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}

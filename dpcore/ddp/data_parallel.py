@@ -40,7 +40,7 @@ from dpcore.ddp.wrapper.bucket_report import BucketReport
 from dpcore.ddp.wrapper.buffer_sync import BufferSync
 from dpcore.ddp.wrapper.delayed import DelayedGradients
 from dpcore.ddp.wrapper.first_steps import FirstSteps
-from dpcore.ddp.wrapper.launch_schedule import LaunchSchedule, asked_for, checked, goes_across_steps
+from dpcore.ddp.wrapper.launch_schedule import asked_for, checked, goes_across_steps
 from dpcore.ddp.wrapper.mixed_precision import MixedPrecision
 from dpcore.ddp.wrapper.outputs import (
     tensors_in,
@@ -54,6 +54,7 @@ from dpcore.ddp.wrapper.wrapped import profiled_as
 from dpcore.errors import Unsupported
 from dpcore.recorder import facts as trace_facts
 from dpcore.recorder.step_facts import StepFacts
+from dpcore.reference.launch_schedule import LaunchSchedule
 
 
 @without_torchs_machinery

@@ -14,9 +14,9 @@ These continue under the next forward, and across_steps.py has what they compute
     zero2          the same, and each rank keeps only its part of the gradients
 
 A schedule hears events and answers by calls on a ``control``: the reducer in training, a simulated
-rank in ``dpcore simulate``. These are the twins of csrc/reducer/launch/launch_schedule.cpp, with
-the methods of ``dpcore.LaunchSchedule``: ``DataParallel`` takes them as well. A test drives both
-with the same events and compares their calls.
+rank in ``dpcore simulate``. These are the twins of csrc/reducer/launch/launch_schedule.cpp, and
+``DataParallel`` takes them as well. A test drives both with the same events and compares their
+calls.
 """
 
 from __future__ import annotations
@@ -24,52 +24,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-EVENTS = (
-    "gradient_ready",
-    "bucket_ready",
-    "bucket_complete",
-    "slice_complete",
-    "backward_end",
-    "forward_begin",
-    "optimizer_step",
-)
+from dpcore.reference.launch_schedule import LaunchSchedule
+
 UNLIMITED = 1 << 62
-
-
-class Schedule:
-    """What a schedule is unless it says otherwise. It listens to the events that it has a method
-    for."""
-
-    def phases(self) -> list[str]:
-        return ["all_reduce"]
-
-    def whole_buckets(self) -> int:
-        """How many buckets at a time have memory for whole gradients; 0: all."""
-        return 0
-
-    def caps(self, wanted: Sequence[int]) -> Sequence[int]:
-        """Bytes of the first, second, ... bucket; the last is for all further."""
-        return wanted
-
-    def order(self, buckets: int) -> Sequence[int]:
-        return range(buckets)
-
-    def slices(self, sizes: Sequence[int]) -> Sequence[tuple[int, int, int]]:
-        """``(bucket, begin, end)`` of what is sent by itself, in this order; none: buckets."""
-        return []
-
-    def is_exact(self) -> bool:
-        """Whether gradients are averaged."""
-        return True
-
-    def listens_to(self) -> list[str]:
-        return [event for event in EVENTS if hasattr(self, event)]
 
 
 # ---- until the end of backward -------------------------------------------------------------------
 
 
-class Bucketed(Schedule):
+class Bucketed(LaunchSchedule):
     """Later buckets are more urgent: their gradients are those that forward needs first."""
 
     def bucket_ready(self, control: Any, bucket: int) -> None:
@@ -89,7 +52,7 @@ class Flat(Bucketed):
         return [UNLIMITED]
 
 
-class Sequential(Schedule):
+class Sequential(LaunchSchedule):
     """The thread that waits drives each bucket: nothing runs beside the computation."""
 
     def backward_end(self, control: Any) -> None:
@@ -98,7 +61,7 @@ class Sequential(Schedule):
         control.wait_for_all()
 
 
-class Oracle(Schedule):
+class Oracle(LaunchSchedule):
     def is_exact(self) -> bool:
         return False
 
@@ -110,24 +73,24 @@ class Oracle(Schedule):
 # ---- across steps --------------------------------------------------------------------------------
 
 
-class AcrossSteps(Schedule):
+class AcrossSteps(LaunchSchedule):
     """Buckets are numbered as they get ready, about the reverse of the order in which forward needs
     them: a later bucket is more urgent."""
 
     def bucket_ready(self, control: Any, bucket: int) -> None:
-        self.send(control, bucket)
+        self._send(control, bucket)
 
     def forward_begin(self, control: Any, module: int) -> None:
         for gradient in control.gradients_of_module(module):
             bucket = control.bucket_of(gradient)
             if bucket is not None and control.next_phase(bucket):
-                self.bring(control, bucket)
+                self._bring(control, bucket)
 
-    def bring(self, control: Any, bucket: int) -> None:
+    def _bring(self, control: Any, bucket: int) -> None:
         """The module needs it."""
         control.wait(bucket)
 
-    def send(self, control: Any, bucket: int) -> None:
+    def _send(self, control: Any, bucket: int) -> None:
         control.launch(bucket, priority=control.buckets + bucket)
 
 
@@ -135,13 +98,13 @@ class WholeUpdates(AcrossSteps):
     """One call of the optimizer updates all buckets that have come. They are updated while the
     thread would only wait for another bucket, too."""
 
-    def bring(self, control: Any, bucket: int) -> None:
-        while not control.is_over(bucket) and self.update_what_came(control):
+    def _bring(self, control: Any, bucket: int) -> None:
+        while not control.is_over(bucket) and self._update_what_came(control):
             pass
         control.wait(bucket)
-        self.update_what_came(control)
+        self._update_what_came(control)
 
-    def update_what_came(self, control: Any) -> bool:
+    def _update_what_came(self, control: Any) -> bool:
         came = []
         for bucket in control.order_of_need():
             if control.next_phase(bucket) and control.is_over(bucket):
@@ -162,7 +125,7 @@ class Dear(WholeUpdates):
 
     def backward_end(self, control: Any) -> None:
         for bucket in range(control.buckets):
-            self.send(control, bucket)  # the second half, behind the first
+            self._send(control, bucket)  # the second half, behind the first
 
 
 class Zero1(AcrossSteps):
@@ -173,13 +136,13 @@ class Zero1(AcrossSteps):
         """Gathers in the order of need. What has come is updated while what comes first in that
         order is on its way."""
         for bucket in control.order_of_need():
-            while not control.is_over(bucket) and self.update_one(control):
+            while not control.is_over(bucket) and self._update_one(control):
                 pass
-            self.gather(control, bucket)
+            self._gather(control, bucket)
         for bucket in range(control.buckets):
-            self.gather(control, bucket)  # what no module needs
+            self._gather(control, bucket)  # what no module needs
 
-    def update_one(self, control: Any) -> bool:
+    def _update_one(self, control: Any) -> bool:
         for bucket in control.order_of_need():
             if control.next_phase(bucket) != "all_gather" and control.is_over(bucket):
                 control.wait(bucket)
@@ -187,7 +150,7 @@ class Zero1(AcrossSteps):
                 return True
         return False
 
-    def gather(self, control: Any, bucket: int) -> None:
+    def _gather(self, control: Any, bucket: int) -> None:
         """First halves are more urgent, since ``step()`` waits for all of them."""
         if control.next_phase(bucket) != "all_gather":
             control.wait(bucket)
@@ -202,7 +165,7 @@ class Zero2(Zero1):
 
 # ---- by name -------------------------------------------------------------------------------------
 
-_NAMED: dict[str, type[Schedule]] = {
+_NAMED: dict[str, type[LaunchSchedule]] = {
     "bucketed": Bucketed,
     "sequential": Sequential,
     "per_parameter": PerParameter,
@@ -219,7 +182,7 @@ EXACT = SCHEDULES[:4]  # gradients are averaged
 CAPPED = SCHEDULES[:2]  # buckets have the requested size
 
 
-def make_launch_schedule(name: str) -> Schedule:
+def make_launch_schedule(name: str) -> LaunchSchedule:
     return _NAMED[name]()
 
 
@@ -229,4 +192,4 @@ def caps_of(schedule: str, wanted: Sequence[int]) -> Sequence[int]:
     >>> caps_of("bucketed", [1 << 20, 25 << 20]), caps_of("per_parameter", [1 << 20, 25 << 20])
     ([1048576, 26214400], [0])
     """
-    return _NAMED.get(schedule, Schedule)().caps(wanted)
+    return _NAMED.get(schedule, LaunchSchedule)().caps(wanted)

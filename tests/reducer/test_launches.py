@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import dpcore
-from dpcore.reference.launches import ACROSS_STEPS, EVENTS, SCHEDULES, make_launch_schedule
+from dpcore.reference.launch_schedule import EVENTS
+from dpcore.reference.launches import ACROSS_STEPS, SCHEDULES, make_launch_schedule
 from tests.cpp import programs
 
 BUCKETS = 7

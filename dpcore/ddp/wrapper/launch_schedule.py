@@ -1,115 +1,18 @@
-"""``LaunchSchedule``: decides in Python when gradients are sent and where they are awaited.
-
-    class WhenAllIsThere(dpcore.LaunchSchedule):
-        def backward_end(self, control):
-            for bucket in range(control.buckets):
-                control.launch(bucket)
-            control.wait_for_all()
-
-    model = dpcore.DataParallel(model, schedule=WhenAllIsThere())
-
-dpcore's own schedules do the same in C++ (csrc/reducer/launch/launch_schedule.cpp); their twins in
-Python are in dpcore/reference/launches.py.
-"""
+"""What ``DataParallel(schedule=...)`` takes: the name of a schedule, or a ``LaunchSchedule``."""
 
 from __future__ import annotations
 
 import difflib
 import os
 import warnings
-from collections.abc import Sequence
 from types import FunctionType
-from typing import TYPE_CHECKING
 
 from dpcore.errors import Unsupported
-from dpcore.reference.launches import ACROSS_STEPS, EVENTS, EXACT, SCHEDULES, caps_of
-
-if TYPE_CHECKING:
-    from dpcore.ddp.wrapper.launch_control import LaunchControl
+from dpcore.reference.launch_schedule import EVENTS, LaunchSchedule
+from dpcore.reference.launches import ACROSS_STEPS, EXACT, SCHEDULES, caps_of
 
 NAMES = ("auto", *SCHEDULES, *ACROSS_STEPS)
 _SHARDED = ("zero", "zero3", "fsdp", "sharded", "fully_sharded")
-
-
-class LaunchSchedule:
-    """Subclass it and define the methods of the events you want; the others cost nothing.
-
-    Every bucket must be launched by the end of backward. Backward then waits for all of them, since
-    programs read gradients before the optimizer does. A schedule that defines ``optimizer_step``
-    defers that wait: buckets may stay in flight until an optimizer of the model steps. A program
-    that uses a gradient earlier waits there for all of them. Waiting only in ``forward_begin`` is
-    an ``Error``: the optimizer has stepped by then.
-
-    Buckets are numbered in the order in which they become ready. Methods of your own need a leading
-    underscore, so that a misspelt event is not mistaken for one of them.
-    """
-
-    def phases(self) -> Sequence[str]:
-        """The phases of each bucket: ``["all_reduce"]``, after which the program steps; or one of
-        ``["all_reduce", "update"]``, ``["reduce_scatter", "all_gather", "update"]`` and
-        ``["reduce_scatter", "update", "all_gather"]``, which end under the next forward and need
-        ``dpcore.DistributedOptimizer``. See docs/own_schedule.md."""
-        return ["all_reduce"]
-
-    def whole_buckets(self) -> int:
-        """How many buckets at a time have memory for whole gradients; for the others each rank
-        keeps only its part of the averages. 0: all. Requires phases that gather parameters."""
-        return 0
-
-    def caps(self, wanted: Sequence[int]) -> Sequence[int]:
-        """Bytes of the first, second, ... bucket; the last is for all further buckets. ``wanted``
-        are the sizes that the user of DataParallel asked for."""
-        return wanted
-
-    def order(self, buckets: int) -> Sequence[int]:
-        """The order in which buckets are sent, the same on all ranks. A bucket that is launched
-        before its turn is held back until then."""
-        return range(buckets)
-
-    def slices(self, sizes: Sequence[int]) -> Sequence[tuple[int, int, int]]:
-        """Where buckets are cut: ``(bucket, begin, end)`` of each slice, in bytes of the bucket,
-        in the order in which slices are sent, the same on all ranks. ``sizes``: the bytes of each
-        bucket. Each slice is an operation of its own, and the bucket is averaged when all of them
-        are. Slices must cover every bucket without overlap. Requires phases that begin with
-        ``all_reduce``. Empty: buckets are sent whole, as ``order()`` says."""
-        return []
-
-    def is_exact(self) -> bool:
-        """False if the schedule uses ``control.skip`` to measure a bound."""
-        return True
-
-    def gradient_ready(self, control: LaunchControl, gradient: int) -> None:
-        """A gradient is in its bucket. Gradients are numbered as the module's parameters."""
-
-    def bucket_ready(self, control: LaunchControl, bucket: int) -> None:
-        """The last gradient of a bucket has arrived."""
-
-    def bucket_complete(self, control: LaunchControl, bucket: int) -> None:
-        """The gradients of a bucket are averages. This is noticed when a gradient arrives and in
-        waits, at different times on each rank, so launch only the next bucket in ``order()``."""
-
-    def slice_complete(self, control: LaunchControl, bucket: int, slice: int) -> None:
-        """A slice of a bucket is averaged; noticed as ``bucket_complete`` is. Launch only the next
-        slice in ``slices()``."""
-
-    def backward_end(self, control: LaunchControl) -> None:
-        """All gradients have arrived."""
-
-    def forward_begin(self, control: LaunchControl, module: int) -> None:
-        """The forward of a module with its own parameters begins while buckets are in flight: no
-        optimizer has stepped since backward. Modules are numbered in the order of ``modules()``."""
-
-    def optimizer_step(self, control: LaunchControl) -> None:
-        """An optimizer is about to step while buckets are in flight. After this event, dpcore waits
-        for the remaining buckets before the optimizer continues."""
-
-    def listens_to(self) -> list[str]:
-        """The events whose methods the subclass defines."""
-        return [
-            name
-            for name in EVENTS
-            if getattr(getattr(self, name), "__func__", None) is not getattr(LaunchSchedule, name)
-        ]
 
 
 def goes_across_steps(schedule: str | LaunchSchedule) -> bool:
