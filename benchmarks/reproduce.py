@@ -6,7 +6,7 @@ dpcore in its arena over each library that is here. Both are measured anew, in t
 the same ratio says what becomes of the claim:
 
 holds       the same contender is ahead, or none is, as before
-open        the new interval includes 1, so nothing can be said
+open        the new interval includes 1, or rounds were too few for one, so nothing can be said
 fails       the other contender is ahead
 
 Cells over shaped links need root. The exit status is 1 if a claim fails. It takes ten minutes on
@@ -57,7 +57,11 @@ def verdict(claimed: Estimate, found: Estimate) -> str:
     ('fails', 'holds')
     >>> verdict(of(0.9, 1.1), of(0.6, 0.8)), verdict(of(0.9, 1.1), of(1.3, 1.4))
     ('holds', 'fails')
+    >>> verdict(of(0.6, 0.8), Estimate(1.3, 1.2, 1.4, 2, None))
+    'open'
     """
+    if not found.confidence:
+        return "open"
     if claimed.low <= 1 <= claimed.high:  # that dpcore is not slower
         return "fails" if found.low > 1 else "holds"
     if found.low <= 1 <= found.high:
