@@ -51,7 +51,7 @@ def explained(found: Any, right: Any, origin: Origin, tolerance: float = 1e-6) -
     if broken:
         return f"{broken} of {found.size} elements are {ABOUT_NAN}"
     if found.size > 1 and np.abs(found).max() < 1e-30 < np.abs(right).max():
-        return "they are all zero" if not found.any() else "they are memory that nobody has written"
+        return "they are all zero" if not found.any() else "they are memory that was never written"
     for name, other in origin.others.items():
         if _near(found, other, right, tolerance):
             return f"they are {name}"
