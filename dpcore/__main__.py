@@ -271,7 +271,7 @@ def _add_simulate(commands: Commands) -> None:
         help="how many times what switches carry the cards can send (default: %(default)s)",
     )
     types.add(
-        simulate, "--schedule", "bucketed,sequential,per_parameter,flat,priority,dear,zero1,zero2"
+        simulate, "--schedule", said="default: all with a name; of local updates, the recorded one"
     )
     types.add(simulate, "--algorithm", "two_shot")
     simulate.add_argument(

@@ -114,7 +114,7 @@ class OfLocalUpdates:
         self.owner: Any = block
         self.steps_together = block.sync_every
         self.device = block._flat.device
-        self._model_group, self.group = block._group, block._group.group
+        self._model_group, self.group = block._model_group, block.group
         self.device_type = self.device.type
         self.backend = type(self.group).__name__
         self._mistakes = SimpleNamespace(notes=[])

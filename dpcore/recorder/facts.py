@@ -22,12 +22,17 @@ if TYPE_CHECKING:
     from dpcore.recorder.step_facts import StepFacts
 
 
-class Traced(Protocol):
+class Known(Protocol):
+    """A wrapped model, or a block of local updates with a ``_described`` of its own."""
+
+    group: GradientGroup
+    _model_group: Any  # its name and number, see dpcore/ddp/wrapper/model_group.py
+
+
+class Traced(Known, Protocol):
     """A wrapped model, as a trace describes it."""
 
     module: nn.Module
-    group: GradientGroup
-    _model_group: Any  # its name and number, see dpcore/ddp/wrapper/model_group.py
     _parameters_by_number: list[nn.Parameter]
     _caps: list[int]
     _graphs: Any  # what dynamo has compiled of it, see dpcore/ddp/compiled/tracing.py
@@ -46,11 +51,11 @@ class Traced(Protocol):
 # number. None if no such trace is recording.
 _recorded: dict[int, tuple[Any, dict[int, dict[str, Any]]]] | None = None
 
-_models: weakref.WeakSet[Traced] = weakref.WeakSet()
+_models: weakref.WeakSet[Known] = weakref.WeakSet()
 _models_lock = threading.Lock()  # ranks may be threads, and a set must not grow while it is read
 
 
-def know(model: Traced) -> None:
+def know(model: Known) -> None:
     """Traces that end while the model lives describe its parameters and buckets."""
     with _models_lock:
         _models.add(model)
@@ -94,7 +99,8 @@ def facts_of(comm: Communicator) -> dict[str, Any]:
     ``models``: for each model over ``comm`` or a group that shares its origin: names and bytes of
               the parameters by number, the numbers in each bucket, the caps of the buckets in
               order (the last one applies to all further buckets), what the first steps chose, what
-              came of torch.compile, in words, and what their steps show (step_facts.py).
+              came of torch.compile, in words, and what their steps show (step_facts.py). A block
+              of local updates has ``local_updates`` instead, and its fragments as buckets.
     """
     family = _family_of(comm)
     with _models_lock:
@@ -120,7 +126,12 @@ def machine_of(local_ranks: int) -> dict[str, Any]:
     return {**machine(), "threads": torch.get_num_threads(), **known}
 
 
-def _describe(model: Traced) -> dict[str, Any]:
+def _describe(model: Any) -> dict[str, Any]:
+    described = getattr(model, "_described", None)
+    return _describe_wrapped(model) if described is None else dict(described())
+
+
+def _describe_wrapped(model: Traced) -> dict[str, Any]:
     trained = model._parameters_by_number
     name_of = {id(parameter): name for name, parameter in model.module.named_parameters()}
     names = [name_of.get(id(parameter), "") for parameter in trained]

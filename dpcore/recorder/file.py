@@ -38,6 +38,8 @@ from dpcore.recorder.profiled import ProfileFacts, facts_from
 _FIRST_TRACK = (1 << 22) + 1
 # The "thread" of events on a device's stream. No thread of a program has this number.
 DEVICE_TRACK = 0
+# A step of the optimizer under LocalSGD or DiLoCo, from the end of the former one.
+LOCAL_STEP = "local step"
 # For larger worlds the file names only the algorithm: lists grow with the square of the ranks.
 _LARGEST_LISTED_WORLD = 32
 _SAME_CLOCK_NS = 1_000_000_000  # hosts that were booted less than a second apart are rare
@@ -55,8 +57,8 @@ class Event(NamedTuple):
     ``path``  for operations: the algorithm and how its data travelled, "two_shot/push" or
               "ring/moves", or "" if unknown. ``world`` is the communicator's, ``root`` the
               call's (-1: none), and ``schedule`` the number of its list of moves.
-    ``model``  for ready, launch, forward and backward: the number of the DataParallel in
-              ``otherData.models``. 0: none, or unknown.
+    ``model``  for ready, launch, forward, backward and local steps: the number of the DataParallel
+              or block in ``otherData.models``. 0: none, or unknown.
     Times are nanoseconds of CLOCK_MONOTONIC, which all processes of a host share.
     """
 

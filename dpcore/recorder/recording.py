@@ -88,6 +88,7 @@ class Trace:
                 "communicators. Use span() of the outer trace to mark a part of it"
             )
         self._start()
+        self._since_ns = time.monotonic_ns()
         _recording[self._key] = self
         self._state = "recording"
         return self
@@ -154,9 +155,14 @@ class Trace:
         if self._state == "recording":  # a backward may run after the block
             self._add(name, "compute", begin, end)
 
-    def _add(self, name: str, kind: str, begin: int, end: int) -> None:
+    def _add_step(self, name: str, begin: int, end: int, model: int) -> None:
+        """Records a step of a model with this number, or what of it lies within the trace."""
+        self._add(name, "compute", max(begin, self._since_ns), end, model)
+
+    def _add(self, name: str, kind: str, begin: int, end: int, model: int = 0) -> None:
         self._own_count += 1
-        self._own.append(Event(name, kind, -1, threading.get_native_id(), 0, 0, begin, end))
+        event = Event(name, kind, -1, threading.get_native_id(), 0, 0, begin, end, model=model)
+        self._own.append(event)
 
     def _start(self) -> None:
         self._comm._native.start_trace(self._capacity)
@@ -286,6 +292,11 @@ class Trace:
             f"<Trace: {len(self.events)} events, {self.exposed_ms:.2f} ms exposed of "
             f"{self.communication_ms:.2f} ms communication>"
         )
+
+
+def recording_of(comm: Any) -> Trace | None:
+    """The trace that records this rank now."""
+    return _recording.get(_key_of(comm)) if _recording else None
 
 
 def _key_of(comm: Communicator) -> tuple[int, int]:

@@ -36,6 +36,9 @@ _SCHEDULE = Fields(
 _MODULE = Fields(
     {"gradients": ListOf(whole()), "begin": number(0, 1, "a share of forward, from 0 to 1")}
 )
+_LOCAL_UPDATES = Fields(
+    {"sync_every": whole(1), "fragments": whole(1), "delay": whole(), "bits": whole(1)}
+)
 _BUCKET = Fields({"gradients": ListOf(whole()), "bytes": whole()}, {"dtype": TEXT})
 
 
@@ -56,7 +59,7 @@ _MODEL = Fields(
     {"parameters": ListOf(TEXT), "buckets": ListOf(_BUCKET)},
     {"number": whole(), "name": TEXT, "schedule": TEXT, "parameter_bytes": ListOf(whole()),
      "bucket_caps": ListOf(whole()), "modules": ListOf(_MODULE),
-     "compiled": ListOf(TEXT),
+     "compiled": ListOf(TEXT), "local_updates": _LOCAL_UPDATES,
      "busy": number(0, 1, "a share of time, from 0 to 1")},
     _numbers_agree,
 )  # fmt: skip

@@ -156,6 +156,7 @@ examples:
   dpcore simulate run.json --link 1gbit,50us --schedule bucketed:1,bucketed:5,bucketed:25
   dpcore simulate run.json --link 1gbit,50us --schedule bucketed:4,mine.py:MySchedule:4
   dpcore simulate run.json --link 1gbit,50us --schedule dear,local:16    local: LocalSGD
+  dpcore simulate local.json --link 1gbit,50us --schedule local,local:64    of a trace of LocalSGD
   dpcore simulate run.json --link 1gbit,50us --straggler exponential:0.1 --hook 0.5
   dpcore simulate gradients.json --link 100mbit,1ms --json
   dpcore simulate run.json --link 10gbit,20us --world 64 --best      what to choose there

@@ -116,7 +116,7 @@ class SumsUp(dp.DiLoCo):
 
     def _outer_gradient(self, fragment, outer, out):
         super()._outer_gradient(fragment, outer, out)
-        out.mul_(self._group.world_size)
+        out.mul_(self._model_group.world_size)
 
 
 class ForgetsTheOuterParameters(dp.DiLoCo):

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import torch
 from torch import nn
 
+from dpcore.comm.communicators.protocol import capabilities_of
 from dpcore.comm.communicators.read_back import numbers_in
 from dpcore.ddp.local_updates.checks import (
     check_module,
@@ -34,6 +35,9 @@ from dpcore.ddp.wrapper.model_group import ModelGroup
 from dpcore.ddp.wrapper.module_state import broadcast_values, check_same_model, digest_of
 from dpcore.ddp.wrapper.parameters import trained_parameters
 from dpcore.errors import Error, Mismatch, PeerLost, Timeout, Unsupported
+from dpcore.recorder import facts as trace_facts
+from dpcore.recorder.file import LOCAL_STEP
+from dpcore.recorder.recording import recording_of
 
 _Self = TypeVar("_Self", bound="LocalUpdates")
 
@@ -108,14 +112,15 @@ class LocalUpdates:
                 f"there before the next one: at most {between - 1}"
             )
         device = self._trained[0][1].device
-        self._group = ModelGroup(choose_group(comm, process_group, device), module)
-        self._buffers = BufferSync(self._group, module, (), device)
+        self.group = choose_group(comm, process_group, device)
+        self._model_group = ModelGroup(self.group, module)
+        self._buffers = BufferSync(self._model_group, module, (), device)
         self._dtype = torch.float32
         for _, parameter in self._trained:
             self._dtype = torch.promote_types(self._dtype, parameter.dtype)
         # Memory for the one fragment in flight.
         largest = max(fragment.elements for fragment in self._fragments)
-        self._flat = self._group.flat(largest, self._dtype, device)
+        self._flat = self._model_group.flat(largest, self._dtype, device)
         self._steps = self._syncs = 0
         self._moved = [False] * fragments  # since their last mean
         self._flight: Flight | None = None
@@ -124,6 +129,8 @@ class LocalUpdates:
         self._counts = Counted()
         self._observer: Observer | None = None
         self._began: list[torch.Tensor | None] = [None] * fragments  # agreed on, while observed
+        self._is_traced = capabilities_of(self.group).traces
+        self._step_ended_ns = 0
 
     @property
     def _name(self) -> str:
@@ -146,6 +153,9 @@ class LocalUpdates:
         self._agree()
         self._hook = self._counted.register_step_post_hook(self._after_step)
         in_blocks[self._counted] = weakref.ref(self)
+        if self._is_traced:
+            trace_facts.know(self)
+        self._step_ended_ns = time.monotonic_ns()
         return self
 
     def __exit__(self, kind: Any, problem: Any, traceback: Any) -> None:
@@ -158,7 +168,7 @@ class LocalUpdates:
 
     def _agree(self) -> None:
         self._arrive()  # a fragment that an exception left in flight
-        group = self._group
+        group = self._model_group
         own = {"resumed": self._is_resumed, "steps": self._steps}
         options = {"local updates": self._name, **own, **self._options()}
         named = dict(self.module.named_buffers())
@@ -187,6 +197,10 @@ class LocalUpdates:
                     self._land()
             if phase == self.sync_every:
                 self._send_buffers()
+        began, self._step_ended_ns = self._step_ended_ns, time.monotonic_ns()
+        if self._is_traced and (trace := recording_of(self.group)) is not None:
+            number = self._model_group.traced_as
+            trace._add_step(LOCAL_STEP, began, self._step_ended_ns, number)
 
     @contextlib.contextmanager
     def _uncounted(self) -> Iterator[None]:
@@ -238,8 +252,8 @@ class LocalUpdates:
             if self._flight is not None:
                 self._land()
             moved = torch.tensor(self._moved, dtype=torch.int32, device=self._flat.device)
-            self._group.all_reduce(moved, "max", async_op=False, content=self._content("end"))
-            for number, has_moved in enumerate(numbers_in(moved, self._group.group)):
+            self._model_group.all_reduce(moved, "max", async_op=False, content=self._content("end"))
+            for number, has_moved in enumerate(numbers_in(moved, self.group)):
                 if has_moved:
                     self._send(number)
                     self._land()
@@ -303,6 +317,32 @@ class LocalUpdates:
 
     def _options(self) -> dict[str, Any]:
         return {"sync_every": self.sync_every}
+
+    def _described(self) -> dict[str, Any]:
+        """For traces, see recorder/facts.py."""
+        numbers = {id(parameter): n for n, (_, parameter) in enumerate(self._trained)}
+        width = self._flat.element_size()
+        return {
+            "number": self._model_group.traced_as,
+            "name": self._model_group.name,
+            "schedule": "local updates",
+            "local_updates": {
+                "sync_every": self.sync_every,
+                "fragments": len(self._fragments),
+                "delay": self._delay,
+                "bits": getattr(self, "bits", 32),
+            },
+            "parameters": [name for name, _ in self._trained],
+            "parameter_bytes": [parameter.numel() * width for _, parameter in self._trained],
+            "buckets": [
+                {
+                    "gradients": [numbers[id(parameter)] for parameter in fragment.parameters],
+                    "bytes": fragment.elements * width,
+                    "dtype": str(self._dtype),
+                }
+                for fragment in self._fragments
+            ],
+        }
 
     def _content(self, what: Any) -> int:
         """A hash that ranks compare with each message, to detect that they are at different

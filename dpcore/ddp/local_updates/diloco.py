@@ -78,11 +78,11 @@ class DiLoCo(LocalUpdates):
             module, optimizer, sync_every, comm, process_group, fragments, fragment_sync_delay
         )
         check_optimizer(outer_optimizer, "outer_optimizer", module, self._name, whole=True)
-        if bits == 8 and fragment_sync_delay and not can_wait_later(self._group.group):
+        if bits == 8 and fragment_sync_delay and not can_wait_later(self.group):
             raise Unsupported(
                 "DiLoCo: bits=8 with fragment_sync_delay needs a communicator whose all_gather "
-                f"takes async_op, and that of {type(self._group.group).__name__} does not; leave "
-                "one of the two out, or pass comm=dpcore.init()"
+                f"takes async_op, and that of {type(self.group).__name__} does not; leave one of "
+                "the two out, or pass comm=dpcore.init()"
             )
         device = self._flat.device
         self._outer = [
@@ -148,11 +148,11 @@ class DiLoCo(LocalUpdates):
         self._outer_gradient(fragment, self._outer[number], gradient)
         content = self._content(number)
         if self.bits == 32:
-            return self._group.all_reduce(gradient, "mean", async_op=True, content=content)
+            return self._model_group.all_reduce(gradient, "mean", async_op=True, content=content)
         message = int8_blocks.encode(gradient)
-        self._messages = message.new_empty(message.numel() * self._group.world_size)
+        self._messages = message.new_empty(message.numel() * self._model_group.world_size)
         later = {"async_op": True} if self._delay else {}
-        return self._group.all_gather(self._messages, message, content=content, **later)
+        return self._model_group.all_gather(self._messages, message, content=content, **later)
 
     def _arrive(self) -> None:
         super()._arrive()

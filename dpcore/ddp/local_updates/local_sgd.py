@@ -52,7 +52,8 @@ class LocalSGD(LocalUpdates):
     def _start(self, fragment: Fragment, number: int) -> Any:
         flat = self._flat[: fragment.elements]
         fragment.read(flat)
-        return self._group.all_reduce(flat, "mean", async_op=True, content=self._content(number))
+        content = self._content(number)
+        return self._model_group.all_reduce(flat, "mean", async_op=True, content=content)
 
     def _take(self, number: int, is_late: bool) -> bool:
         self._fragments[number].write(self._flat)

@@ -36,7 +36,7 @@ class OfLocalUpdates(GradientNoiseScale):
 
     def _refused(self) -> str:
         local: LocalUpdates = self._model
-        if local._group.world_size == 1:
+        if local._model_group.world_size == 1:
             return "in a world of one there is one update, and two are needed"
         if getattr(local, "fragment_sync_delay", 0):
             return (
@@ -88,14 +88,14 @@ class OfLocalUpdates(GradientNoiseScale):
         local: LocalUpdates = self._model
         variance = variance_of_mean(batches)
         both = torch.tensor([own, variance], dtype=torch.float64, device=local._flat.device)
-        work = local._group.all_reduce(
+        work = local._model_group.all_reduce(
             both, "mean", async_op=True, content=local._content("gradient noise")
         )
         self._measured.append(Exchange(work, both, mean))
 
     def _new(self) -> Iterable[tuple[Square, Square]]:
         while self._measured:
-            yield self._measured.popleft().squares(self._model._group.world_size)
+            yield self._measured.popleft().squares(self._model._model_group.world_size)
 
 
 def _square(change: torch.Tensor) -> float:

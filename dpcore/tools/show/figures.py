@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from dpcore.base.markup import short
-from dpcore.recorder.file import Event
+from dpcore.recorder.file import LOCAL_STEP, Event
 from dpcore.recorder.intervals import Intervals, union_of
 from dpcore.tools.show.pipelines import PipelineFigures, pipeline_of
 from dpcore.tools.show.rings import TurnFigures, turns_of
@@ -111,11 +111,12 @@ class RunFigures:
 def steps_of(rank: RankEvents) -> list[Step]:
     """Those that the file names; else from each forward to the next, and the last ends with
     whatever ends last. Where buckets are sent, a step goes on until one was: the forwards of
-    accumulated gradients, or of several models, are in one."""
+    accumulated gradients, or of several models, are in one. Under local updates, those of the
+    optimizer."""
     if rank.steps:
         return rank.steps
     if not any(e.name == "backward" for e in rank.compute):
-        return []
+        return [(e.begin_ns, e.end_ns) for e in rank.compute if e.name == LOCAL_STEP]
     begins: list[int] = []
     launches = [event.begin_ns for event in rank.launches]
     for forward in (e.begin_ns for e in rank.compute if e.name == "forward"):

@@ -49,6 +49,9 @@ from dpcore.tools.simulate.stragglers import Stragglers
 from dpcore.tools.simulate.training import Prediction, predict
 
 LOCAL = "local"
+DEFAULT_SCHEDULES = (
+    "bucketed", "sequential", "per_parameter", "flat", "priority", "dear", "zero1", "zero2",
+)  # fmt: skip
 _SHOWN = 10  # of the best
 _PRINTED = Path("-")
 _ALIKE = 0.02  # computing of two runs
@@ -74,8 +77,8 @@ def run(options: argparse.Namespace) -> int:
     _refuse_what_would_do_nothing(options)
     measured = read_measured(options.measured) if options.measured else []
     asked = [
-        Asked(*_schedule_and_cap(text), algorithm)
-        for text in options.schedule
+        Asked(*_schedule_and_cap(text, recorded), algorithm)
+        for text in options.schedule or ([LOCAL] if recorded.updates else DEFAULT_SCHEDULES)
         for algorithm in options.algorithm[: 1 if text == "oracle" else None]
     ]
 
@@ -289,9 +292,12 @@ def _until(
     }
 
 
-def _schedule_and_cap(text: str) -> tuple[Any, float | None]:
+def _schedule_and_cap(text: str, recorded: Gradients) -> tuple[Any, float | None]:
+    if text == LOCAL and recorded.updates:
+        return LocalUpdates.of(recorded), None
     if text.partition(":")[0] == LOCAL:
-        return LocalUpdates(numbers(text.partition(":")[2], "--schedule local:16", 1, int)[0]), None
+        (every,) = numbers(text.partition(":")[2], "--schedule local:16", 1, int)
+        return LocalUpdates.of(recorded, every), None
     name, cap = name_and_cap(text, (*SCHEDULES, *ACROSS_STEPS))
     if cap == "auto":
         raise Unsupported(f"--schedule {text}: a prediction needs a size in MiB, such as {name}:25")
@@ -307,9 +313,12 @@ def _tell(
 ) -> None:
     nbytes = sum(work.sizes)
     bound_ms = min(one.bound_ms for one in predictions)
+    what, who = ("parameters", "A step computes for") if work.updates else (
+        "gradients", "Forward and backward take",
+    )  # fmt: skip
     print(
-        f"{len(work.sizes)} gradients of {nbytes / 2**20:.1f} MiB, {work.world} ranks, "
-        f"link {link}. Forward and backward take at least "
+        f"{len(work.sizes)} {what} of {nbytes / 2**20:.1f} MiB, {work.world} ranks, "
+        f"link {link}. {who} at least "
         f"{short(work.compute_seconds * 1e3)} ms; with communication over this link no "
         f"step is shorter than {short(bound_ms)} ms"
     )

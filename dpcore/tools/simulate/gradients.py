@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,7 +38,8 @@ class Gradients:
     time as backward does, in the reverse order. ``update``: what the optimizer takes for all
     parameters; without it, nothing. ``spread``: the same of each recorded step, where there are
     several. ``busy``: the share of forward and backward in which they use a core; without it, all.
-    ``unknown``: what the recording does not say, in words.
+    ``unknown``: what the recording does not say, in words. ``updates``: the arguments of
+    ``LocalUpdates`` of a recording of those, which has no gradients: ``sizes`` are of parameters.
     """
 
     sizes: list[int]
@@ -52,6 +54,7 @@ class Gradients:
     spread: tuple[Gradients, ...] = ()
     busy: Sequence[float] = ()
     unknown: tuple[str, ...] = ()
+    updates: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if not self.modules:
@@ -124,8 +127,8 @@ def _as_backward(order: Sequence[int], ready: Sequence[float], forward: float) -
 
 
 def gradients_of(path: Path, *more: Path) -> Gradients:
-    """From a trace of a ``DataParallel``, which may be a folder or several files as ``dpcore show``
-    takes them, or from a description such as
+    """From a trace of a ``DataParallel`` or of local updates, which may be a folder or several
+    files as ``dpcore show`` takes them, or from a description such as
 
     ``{"forward_ms": 5, "backward_ms": 9, "gradients": [{"bytes": 4096, "ready_ms": 2.5}]}``
 
@@ -188,6 +191,9 @@ def _of_trace(path: Path, more: Sequence[Path]) -> Gradients:
         raise Unreadable(f"{path} holds {len(runs)} runs; name the files of one")
     ran = {event.model for rank in run.ranks for event in (*rank.ready, *rank.launches)}
     found = [model for number in sorted(ran) if (model := described_model(run, number))]
+    blocks = [model for model in run.models if model.get("local_updates")]
+    if not ran and len(blocks) == 1 and all(steps_of(rank) for rank in run.ranks):
+        return _of_block(run, blocks[0])
     if _of_torch(run) and len(found) > 1:
         found = [_usual(run, found)]
     elif len(ran) != 1 or not found:
@@ -240,6 +246,58 @@ def _of_trace(path: Path, more: Sequence[Path]) -> Gradients:
     together = list(zip(*by_rank, strict=False))
     spread = tuple(map(made, together)) if len(together) > 1 else ()
     return made([_least_of(steps) for steps in by_rank], spread)
+
+
+def _of_block(run: Run, model: Mapping[str, Any]) -> Gradients:
+    """What steps of local updates compute, by the median of those that neither send nor receive.
+    What the others compute beyond that is taken to be the outer optimizer's."""
+    options = model["local_updates"]
+    every = options["sync_every"]
+    busy = options["fragments"] * (2 if options["delay"] else 1)  # such steps in an interval
+    sizes = list(model.get("parameter_bytes", []))
+    quiet, outer, intervals = [], 0.0, 1
+    for rank in run.ranks:
+        alone, sending = _local_steps(rank, every)
+        quiet.append(alone or sending)
+        intervals = max(1, round((len(alone) + len(sending)) / every))
+        if alone and sending:
+            outer = max(outer, (median(sending) - median(alone)) * busy)
+
+    def made(seconds: list[float], **more: Any) -> Gradients:
+        return Gradients(
+            sizes, [0] * len(sizes), [0.0] * len(seconds), seconds,
+            [[each] * len(sizes) for each in seconds], **more,
+        )  # fmt: skip
+
+    intervals = min(intervals, *map(len, quiet))
+    means = [
+        made([fmean(_part(steps, number, intervals)) for steps in quiet])
+        for number in range(intervals)
+    ]
+    return made(
+        [median(steps) for steps in quiet],
+        spread=tuple(means) if len(means) > 1 else (),
+        unknown=("gradients (so schedules other than local:N can't be predicted)",),
+        updates={**options, "outer": outer},
+    )
+
+
+def _part(values: Sequence[float], number: int, parts: int) -> Sequence[float]:
+    return values[len(values) * number // parts : len(values) * (number + 1) // parts]
+
+
+def _local_steps(rank: RankEvents, every: int) -> tuple[list[float], list[float]]:
+    """Seconds that steps compute: of those without communication, and of the others."""
+    exposed = union_of(rank.exposed)
+    begins = [event.begin_ns for event in rank.operations]
+    steps = steps_of(rank)
+    alone: list[float] = []
+    sending: list[float] = []
+    for begin, end in steps[1:] if len(steps) > every + 1 else steps:  # the first warms up
+        waited = exposed.between(begin, end)
+        sends = waited or bisect_left(begins, begin) < bisect_left(begins, end)
+        (sending if sends else alone).append((end - begin - waited) * 1e-9)
+    return alone, sending
 
 
 def _of_torch(run: Run) -> bool:

@@ -30,10 +30,20 @@ class LocalUpdates:
         if not 1 <= self.fragments <= self.sync_every or not 0 <= self.delay < between:
             raise Unsupported(
                 f"{self}: each of the fragments is sent after a step of its own, and is there "
-                "before the next one is sent"
+                "before the next one is sent, so sync_every is at least fragments * (delay + 1), "
+                f"here {self.fragments * (self.delay + 1)}"
             )
         if self.bits not in (8, 32):
             raise Unsupported(f"{self}: choose 32 or 8 bits")
+
+    @staticmethod
+    def of(work: Gradients, sync_every: int | None = None) -> LocalUpdates:
+        """Those that were recorded, or others with as many fragments as those; as many steps in an
+        interval as asked for."""
+        options = dict(work.updates or {})
+        if sync_every is not None:
+            options["sync_every"] = sync_every
+        return LocalUpdates(**options)
 
     @property
     def due(self) -> dict[int, int]:

@@ -81,7 +81,8 @@ def interval(
     costs: list[Prediction] = []
     if not processors.is_free:
         costs = [again(work, links, varied(processors, times)) for times in (-1, 1)]
-    sources = [f"the shortest and longest of {len(work.spread)} recorded steps"] * bool(steps)
+    kind = "intervals" if work.updates else "steps"
+    sources = [f"the shortest and longest of {len(work.spread)} recorded {kind}"] * bool(steps)
     sources += ["jitter and loss"] * bool(seeds) + ["other calibrations"] * bool(costs)
     sources += ["what nine of ten measured cells were off"]
     found = [one.step_ms for one in (predicted, *steps, *seeds, *costs)]

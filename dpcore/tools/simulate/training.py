@@ -84,7 +84,7 @@ def predict(
     >>> predict(work.on(2), Speed(1.25e8), "sequential").exposed_ms
     80.0
     """
-    _check(work, bucket_cap_mb)
+    _check(work, schedule, bucket_cap_mb)
     pace = stragglers.pace(work)
     network = network_for(work, link, algorithm, processors, stragglers == Stragglers())
     caps: list[int] = []
@@ -157,8 +157,14 @@ def _waits(steps: Sequence[Steps], last: int) -> dict[str, float]:
     return {what: seconds * 1e3 / last / len(steps) for what, seconds in total.items()}
 
 
-def _check(work: Gradients, cap_mb: float | None) -> None:
+def _check(work: Gradients, schedule: Any, cap_mb: float | None) -> None:
     """What would be left out in silence, or never end."""
+    if work.updates is not None and not isinstance(schedule, LocalUpdates):
+        raise Unsupported(
+            f"schedule {schedule if isinstance(schedule, str) else name_of(schedule)!r}: the "
+            "recording is of local updates, which has no gradients, so only local:16 and the like "
+            "can be predicted. For other schedules record steps of a dpcore.DataParallel"
+        )
     if cap_mb is not None and not 0 <= cap_mb < math.inf:
         raise Unsupported(f"bucket_cap_mb={cap_mb}: a size of buckets is a number from 0 on")
     if sum(work.sizes) > _MOST_BYTES:
