@@ -33,15 +33,7 @@ TOOLS = (
     "advise",
 )
 
-_NO_GRADIENTS = (
-    "the trace of a block has its sends and no gradients; record steps of a DataParallel, and "
-    "dpcore simulate --schedule local:16 predicts those of a block"
-)
 _UNHEARD = "torch's group does not say when its operations ran; torch.profiler and dpcore show do"
-OF_SCHEDULES: dict[tuple[str, str], str] = {
-    ("simulate", "LocalSGD, DiLoCo"): _NO_GRADIENTS,
-    ("advise", "LocalSGD, DiLoCo"): _NO_GRADIENTS,
-}
 OF_PLACES: dict[tuple[str, str], str] = {
     **{
         (tool, place): _UNHEARD
@@ -66,7 +58,7 @@ def lines() -> Iterator[str]:
     yield "on one host and over TCP, `tests/compare` those of `dpcore compare`, `tests/simulate`"
     yield "and `tests/advise` those that read files, `tests/show` reads torch DDP's profiles:"
     numbers: dict[str, int] = {}
-    yield from _table(tuple(SCHEDULES), OF_SCHEDULES, numbers)
+    yield from _table(tuple(SCHEDULES), {}, numbers)
     yield ""
     yield "And over what, with schedules within a step (`tests/test_measuring.py`,"
     yield "`tests/cuda_host/test_measuring.py` on devices of the host):"

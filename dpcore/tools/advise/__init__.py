@@ -5,6 +5,7 @@
     of_ranks      late ranks, data loading, unequal batches, threads
     of_buckets    tiny, giant and late buckets, unused parameters, compiled code
     of_links      a slow link, latency, a GPU that waits for the host
+    of_local      local updates that wait for what they send
     of_schedules  another launch schedule, by the simulator
     advice        all findings, the one with most to gain first
     own_model     records steps of ``my.py:make``

@@ -10,7 +10,7 @@ from typing import Any
 
 from dpcore.base.markup import short
 from dpcore.errors import Error
-from dpcore.tools.advise import of_buckets, of_links, of_ranks
+from dpcore.tools.advise import of_buckets, of_links, of_local, of_ranks
 from dpcore.tools.advise.evidence import Evidence, evidence_of
 from dpcore.tools.advise.finding import Finding
 from dpcore.tools.advise.of_schedules import schedules
@@ -54,7 +54,7 @@ class Advice:
             return "too few steps to advise on"
         ranks = "1 rank" if e.world == 1 else f"{e.world} ranks"
         return (
-            f"{ranks} of {e.stack} over {e.library or 'nothing'}, {e.count} steps of "
+            f"{ranks} of {e.stack} over {e.library or 'nothing'}, {e.counted} of "
             f"{short(e.step_ms)} ms, of which {short(e.median(lambda s: s.exposed_ms))} ms are "
             "exposed communication"
         )
@@ -99,9 +99,12 @@ def advice_on(run: Run, files: Sequence[Path], expected: float = 0.0) -> Advice:
     """``files``: of the run, for what the simulator says."""
     evidence = evidence_of(run)
     more: list[Finding] = []
-    if run.link:
-        with contextlib.suppress(Error):  # it has no single model, or no sizes
-            more = schedules(evidence, gradients_of(*files))
+    with contextlib.suppress(Error):  # it has no single model, or no sizes
+        work = gradients_of(*files) if run.link else None
+        if evidence.updates is not None:
+            more = [finding for finding in [of_local.sends(evidence, work)] if finding is not None]
+        elif work is not None:
+            more = schedules(evidence, work)
     return advise(evidence, expected, more)
 
 

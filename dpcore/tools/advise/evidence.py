@@ -9,11 +9,11 @@ from __future__ import annotations
 import statistics
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from dpcore.recorder.file import DEVICE_TRACK, Event
+from dpcore.recorder.file import DEVICE_TRACK, LOCAL_STEP, Event
 from dpcore.recorder.intervals import Intervals, union_of, union_of_spans
 from dpcore.recorder.profiled import Multiplied, ProfileFacts
 from dpcore.tools.show.buckets import BucketSpan, bucket_spans
@@ -69,7 +69,9 @@ class Step:
 @dataclass(frozen=True)
 class Evidence:
     """``threads``, ``processors``, ``local_ranks``: of a host, 0 if unknown. ``gradients``: how
-    many parameters have one, 0 if unknown. ``graphs``: what dpcore says of a compiled model."""
+    many parameters have one, 0 if unknown. ``graphs``: what dpcore says of a compiled model.
+    ``updates``: of local updates; each of ``ranks`` then has intervals, as the mean of their steps.
+    """
 
     stack: str  # "torch DDP" or "dpcore"
     library: str
@@ -91,6 +93,14 @@ class Evidence:
     graphs: str = ""
     workers: bool = False
     unknown: tuple[str, ...] = ()
+    updates: Mapping[str, int] | None = None
+
+    @property
+    def counted(self) -> str:
+        """How many steps, or intervals, in words."""
+        if self.updates is None:
+            return f"{self.count} steps"
+        return f"{self.count} intervals of {self.updates['sync_every']} steps"
 
     @property
     def of_torch(self) -> bool:
@@ -119,7 +129,11 @@ class Evidence:
 
 def evidence_of(run: Run) -> Evidence:
     """Of a file of ``dpcore.trace`` or of files of torch's profiler."""
-    by_rank = [_steps(run, rank) for rank in run.ranks]
+    updates = _local_updates(run)
+    by_rank = [
+        _steps(run, rank) if updates is None else _intervals(rank, updates["sync_every"])
+        for rank in run.ranks
+    ]
     layouts = Counter(
         tuple(bucket.bytes for bucket in step.buckets) for steps in by_rank for step in steps
     )
@@ -132,7 +146,11 @@ def evidence_of(run: Run) -> Evidence:
     is_long = min(map(len, kept), default=0) > 3
     kept = [steps[1:] if is_long else steps for steps in kept]
     facts = [rank.facts or ProfileFacts() for rank in run.ranks]
-    models = [model for model in run.models if model.get("schedule")]
+    models = [
+        model
+        for model in run.models
+        if model.get("schedule") and (updates is not None or not model.get("local_updates"))
+    ]
     of_torch = run.about.startswith("torch.profiler") or any(
         model["schedule"] == "torch DDP" for model in models
     )
@@ -158,17 +176,64 @@ def evidence_of(run: Run) -> Evidence:
         compiled=any(fact.compiled for fact in facts) or bool(model.get("compiled")),
         graphs="; ".join(model.get("compiled", ())),
         workers=any(fact.workers for fact in facts),
-        unknown=tuple(_unknown(run, kept)),
+        unknown=tuple(_unknown(run, kept, updates)),
+        updates=updates,
     )
 
 
-def _unknown(run: Run, kept: Sequence[Sequence[Step]]) -> list[str]:
+def _local_updates(run: Run) -> Mapping[str, int] | None:
+    """Of the one block that was recorded, if it was, and no ``DataParallel``."""
+    blocks = [model["local_updates"] for model in run.models if model.get("local_updates")]
+    names = {event.name for rank in run.ranks for event in rank.compute}
+    return blocks[0] if len(blocks) == 1 and LOCAL_STEP in names - {"backward"} else None
+
+
+def _intervals(rank: RankEvents, every: int) -> list[Step]:
+    """Those of local updates, each as the mean of its steps: only one of many sends."""
+    exposed, flight, late, both = _communication(rank)
+    steps = steps_of(rank)
+    found = []
+    for first in range(0, len(steps) - every + 1, every):
+        begin, end = steps[first][0], steps[first + every - 1][1]
+        overlap = exposed.between(begin, end) + late.between(begin, end) - both.between(begin, end)
+        ms = 1e-6 / every
+        waited = exposed.between(begin, end)
+        found.append(
+            Step(
+                ms=(end - begin) * ms,
+                forward_ms=0.0,
+                backward_ms=(end - begin - waited) * ms,
+                exposed_ms=waited * ms,
+                late_ms=overlap * ms,
+                flight_ms=flight.between(begin, end) * ms,
+            )
+        )
+    return found
+
+
+def _communication(rank: RankEvents) -> tuple[Intervals, Intervals, Intervals, Intervals]:
+    """Exposed, in flight, waiting for a rank to enter, and either the first or the last."""
+    exposed, flight = union_of(rank.exposed), union_of(rank.operations)
+    late = union_of([event for event in rank.waits if event.name == TO_ENTER])
+    both = union_of_spans(
+        [*exposed.begins.tolist(), *late.begins.tolist()],
+        [*exposed.ends.tolist(), *late.ends.tolist()],
+    )
+    return exposed, flight, late, both
+
+
+def _unknown(
+    run: Run, kept: Sequence[Sequence[Step]], updates: Mapping[str, int] | None
+) -> list[str]:
     said = []
     if len(run.ranks) < run.world_size:
         said.append(
             f"late ranks, since only {len(run.ranks)} of {run.world_size} ranks were recorded"
         )
-    if not all(kept):
+    if updates is not None:
+        if not all(kept):
+            said.append(f"intervals, since none is whole: record {updates['sync_every']} steps")
+    elif not all(kept):
         said.append(
             "steps, since none has both forward and backward: record some of a DataParallel or of "
             "torch's DistributedDataParallel"
@@ -180,12 +245,7 @@ def _unknown(run: Run, kept: Sequence[Sequence[Step]]) -> list[str]:
 
 def _steps(run: Run, rank: RankEvents) -> list[Step]:
     facts = rank.facts
-    exposed, flight = union_of(rank.exposed), union_of(rank.operations)
-    late = union_of([event for event in rank.waits if event.name == TO_ENTER])
-    both = union_of_spans(
-        [*exposed.begins.tolist(), *late.begins.tolist()],
-        [*exposed.ends.tolist(), *late.ends.tolist()],
-    )
+    exposed, flight, late, both = _communication(rank)
     named = {
         name: [event for event in rank.compute if event.name == name]
         for name in ("forward", "backward", "optimizer", "update")

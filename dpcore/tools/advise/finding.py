@@ -27,7 +27,9 @@ class Finding:
     def gain(self, step_ms: float) -> str:
         """In words."""
         share = f"{min(1.0, self.high_ms / step_ms):.0%} of a step" if step_ms > 0 else "of a step"
-        if self.low_ms > 0:
+        if shown(self.low_ms) == shown(self.high_ms):
+            ms = f"{shown(self.high_ms)} ms, {share}"
+        elif self.low_ms > 0:
             ms = f"{shown(self.low_ms)} to {shown(self.high_ms)} ms, up to {share}"
         else:
             ms = f"at most {shown(self.high_ms)} ms, {share}"

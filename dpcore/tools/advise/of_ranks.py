@@ -48,7 +48,7 @@ def straggler(e: Evidence) -> Finding | None:
         evidence=(
             f"rank {number} computes {shown(mine)} ms in a step, the slowest of the others "
             f"{shown(statistics.median(others))}; the others wait "
-            f"{shown(statistics.median(late))} ms in a step until it has entered ({e.count} steps)"
+            f"{shown(statistics.median(late))} ms in a step until it has entered ({e.counted})"
         ),
         low_ms=max(0.0, min(low, high)),
         high_ms=high,
