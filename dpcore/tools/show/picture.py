@@ -12,7 +12,7 @@ from dpcore.base.files import write_whole
 from dpcore.base.markup import short
 from dpcore.errors import Error, Unsupported
 from dpcore.parallel.pipeline_costs import Action
-from dpcore.recorder.file import Event
+from dpcore.recorder.file import LOCAL_STEP, Event
 from dpcore.tools.show.buckets import BucketSpan, bucket_spans, pack_lanes
 from dpcore.tools.show.figures import RunFigures, Step, exposed_of, figures_of, steps_of
 from dpcore.tools.show.page import part
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 # The page's own, on a light ground.
 _COLOURS = dict(re.findall(r"--(\w+): (#\w+)", part("style.css").partition("@media")[0]))
 _MOST_ARROWS = 200
+_TOUCHING = (*PARTS_OF_MODELS, LOCAL_STEP)  # spans that follow each other without a gap
 _COMPUTE, _EXPOSED, _BUCKET, _GAP = 1.0, 0.55, 0.5, 0.55  # heights
 
 
@@ -103,7 +104,7 @@ def _draw(
                 _box(axes, window, left, right, bottom, top - bottom, "exposed", alpha=0.13)
         computing[rank.rank] = top
         for event in _drawn(_within(rank.compute, window)):
-            edge = 0.7 if event.name.startswith(PARTS_OF_MODELS) else 0.0  # they touch each other
+            edge = 0.7 if event.name.startswith(_TOUCHING) else 0.0
             colour = colour_of(event.name)
             _box(axes, window, event.begin_ns, event.end_ns, top - 0.9, 0.9, colour, edge=edge)
             _name_pass(axes, window, event, top - 0.45)

@@ -30,6 +30,7 @@ _LEGEND = {
     "input": "of inputs (I)",
     "weight": "of weights (W)",
     "update": "update",
+    "span": "step or span",
     "filling": "bucket filling",
     "full": "full, not sent",
     "flight": "in flight",
@@ -37,7 +38,7 @@ _LEGEND = {
     "wait": "standing still",
     "exposed": "exposed",
 }
-_RARE = {"input", "weight", "update", "gather"}  # in the legend of runs that have them
+_RARE = {"input", "weight", "update", "span", "gather"}  # in the legend of runs that have them
 PARTS_OF_MODELS = ("layer ", "block ")  # how spans of layers, and of blocks of a ring, begin
 
 
