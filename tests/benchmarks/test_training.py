@@ -119,8 +119,9 @@ def test_names_of_contenders():
 
 def test_whoever_chooses_a_schedule_settles_first():
     for name in ("dpcore", "dpcore auto", "dpcore auto 4", "dpcore auto traced"):
-        assert warm_steps(name) == SETTLING_STEPS
-    assert warm_steps("dpcore bucketed 4") == warm_steps("torch") == WARM_STEPS
+        assert warm_steps(name, 2) == SETTLING_STEPS
+        assert warm_steps(name, 1) == WARM_STEPS  # nothing is chosen
+    assert warm_steps("dpcore bucketed 4", 2) == warm_steps("torch", 2) == WARM_STEPS
 
 
 def test_the_bound_of_a_shaped_link():

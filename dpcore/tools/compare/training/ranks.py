@@ -62,9 +62,9 @@ def kind_and_cap(name: str) -> tuple[str, dict[str, Any]]:
     return kind, {} if size is None else {"bucket_cap_mb": size if size == "auto" else float(size)}
 
 
-def warm_steps(name: str) -> int:
-    """How many steps of a contender are not like the others."""
-    chooses = kind_and_cap(name)[0] in (DEFAULT, COPIED, "dpcore auto")
+def warm_steps(name: str, world: int) -> int:
+    """How many steps of a contender are not like the others. One rank has no schedule to choose."""
+    chooses = world > 1 and kind_and_cap(name)[0] in (DEFAULT, COPIED, "dpcore auto")
     return SETTLING_STEPS if chooses else WARM_STEPS
 
 
@@ -188,7 +188,7 @@ def measure(
     torch.manual_seed(comm.rank)
     steps = {name: step_of(name, model, comm) for name in contenders}
     for name in contenders:
-        for _ in range(warm_steps(name)):
+        for _ in range(warm_steps(name, comm.world_size)):
             steps[name]()
     count = steps_in(seconds, steps[contenders[0]], comm)
     times: Times = {name: [] for name in contenders}

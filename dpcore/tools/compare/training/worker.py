@@ -281,10 +281,11 @@ def measured(job: Job, comm: Any, clock: Clock) -> dict[str, Any]:
             first = first or made_one
         memory[name] += clock.held_bytes() - before
     assert first is not None
-    longest = max(map(warm_steps, job.contenders))
-    for contender in contenders:  # those that learn take the same steps, so that losses compare
+    warm = [warm_steps(name, comm.world_size) for name in job.contenders]
+    # Those that learn take the same steps, so that losses compare.
+    for contender, own in zip(contenders, warm, strict=True):
         before = clock.held_bytes()
-        count = longest if job.optimizer else warm_steps(contender.name)
+        count = max(warm) if job.optimizer else own
         for number in range(count):
             if job.by_round:
                 report(comm, {"warming": contender.name, "at": number, "of": count})
