@@ -46,6 +46,19 @@ def test_what_has_no_gradients_is_asked_for_none(tmp_path, capsys):
     assert "3 recorded intervals" in line["interval"]
     assert main([*asked, "--schedule", "local,local:8", "--world", "2,8"]) == 0
     assert "2 parameters of 1.2 MiB, 8 ranks" in capsys.readouterr().out
+    assert main([*asked, "--until", "0.9"]) == 0
+    assert capsys.readouterr().out.startswith("local:4 by two_shot over 1gbit ")
+
+
+def test_stragglers_as_recorded_are_those_of_all_intervals(tmp_path, capsys):
+    """Also around the shortest and the longest one, between which the prediction lies."""
+    path = written(tmp_path / "run.json")
+    asked = ["simulate", str(path), "--link", "1gbit", "--json"]
+    lines = []
+    for more in ([], ["--straggler", "recorded"]):
+        assert main([*asked, *more]) == 0
+        lines += json.loads(capsys.readouterr().out)
+    assert lines[0]["step_ms"] == pytest.approx(lines[1]["step_ms"], rel=0.01)  # all are alike
 
 
 def test_others_have_as_many_fragments_as_were_recorded(tmp_path):

@@ -258,7 +258,9 @@ def _until(
     predicted: Callable[[Asked, Gradients, Links], Prediction],
 ) -> dict[str, Any]:
     """How many ranks keep the efficiency, told and as facts."""
-    name = one.schedule if isinstance(one.schedule, str) else name_of(one.schedule)
+    is_local = isinstance(one.schedule, LocalUpdates)
+    name = one.schedule.name if is_local else one.schedule
+    name = name if isinstance(name, str) else name_of(name)
     most, powers = ranks_tried(links, one.algorithm, bool(options.straggler))
     found = until(
         recorded,

@@ -46,6 +46,11 @@ class LocalUpdates:
         return LocalUpdates(**options)
 
     @property
+    def name(self) -> str:
+        """As ``--schedule`` takes it."""
+        return f"local:{self.sync_every}"
+
+    @property
     def due(self) -> dict[int, int]:
         """By the step of an interval after which it is sent: the fragment."""
         return {(i + 1) * self.sync_every // self.fragments: i for i in range(self.fragments)}

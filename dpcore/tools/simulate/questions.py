@@ -73,7 +73,8 @@ def interval(
     in the cells of ``docs/simulator.md``."""
     by_length = sorted(work.spread, key=lambda step: step.compute_seconds)
     ends = [by_length[0], by_length[-1]] if by_length else []
-    steps = [again(each, links, processors) for each in ends]
+    # Stragglers as recorded are drawn from all recorded steps for each of them.
+    steps = [again(replace(each, spread=work.spread), links, processors) for each in ends]
     seeds: list[Prediction] = []
     if links.inter.jitter or links.inter.loss:
         others = [replace(links.inter, seed=links.inter.seed + n) for n in range(1, 1 + _SEEDS)]

@@ -92,7 +92,7 @@ def predict(
     if isinstance(schedule, LocalUpdates):
         if hook is not None:
             raise Unsupported(f"{schedule}: hooks are for gradients, and local updates send none")
-        name, last = f"local:{schedule.sync_every}", schedule.sync_every
+        name, last = schedule.name, schedule.sync_every
         steps = run(network, local_ranks(work, network, schedule, pace), until_steady=False)
         bound = bound_seconds(work, link, True, schedule.share(work.world))
     else:
