@@ -61,16 +61,16 @@ def digest(module, optimizer):
     return hashlib.sha256(raw).hexdigest()
 
 
-def train(comm, places, before=None, workers=0, door=None, late=None):
+def train(comm, places, before=None, workers=0, door=None, late=None, cap=0.0005):
     """``places``: by step and place, the ranks that die there. ``before(run, own)`` may prepare
-    more. ``late``: the number of a rank that joins. Returns the ranks and samples of each step, as
-    this rank took it last, and the digest."""
+    more. ``late``: the number of a rank that joins. ``cap``: of buckets, in MiB. Returns the ranks
+    and samples of each step, as this rank took it last, and the digest."""
     own, taken = comm.rank if late is None else late, {}
     module, optimizer, scheduler = parts()
     samples = data()
     sampler = DistributedSampler(samples, comm.world_size, comm.rank, seed=1)
     loader = DataLoader(samples, BATCH, sampler=sampler, num_workers=workers)
-    model = dp.DataParallel(module, deterministic=True, bucket_cap_mb=0.0005)
+    model = dp.DataParallel(module, deterministic=True, bucket_cap_mb=cap)
     torch.manual_seed(100 + own)
 
     def reach(place):

@@ -44,7 +44,7 @@ def lowest(run):
 
 def joined(
     founders, joiners, places=None, *, waits=((3, 1),), dead=(), transport="shm", faults="",
-    before=None, first=None, door=None, died=-9,
+    before=None, first=None, door=None, died=-9, cap=0.0005,
 ):  # fmt: skip
     """Runs the ranks. ``waits``: at such a step the ranks wait until so many others have come to
     the door, or in. ``first(comm, number, door)`` is what a joiner does instead of training.
@@ -97,7 +97,9 @@ def joined(
 
         if late and first is not None:
             return number, first(comm, number, name)
-        done = train(comm, places or {}, prepare, door=place(name), late=number if late else None)
+        done = train(
+            comm, places or {}, prepare, door=place(name), late=number if late else None, cap=cap
+        )
         return (*numbers, done)
 
     outcomes = run_processes(
@@ -126,6 +128,11 @@ def trained(outcomes, founders):
 def test_a_rank_joins(step):
     ranks = trained(joined(2, 1, waits=[(step, 1)]), 2)
     assert ranks[step] == (0, 1) and ranks[step + 1] == (0, 1, 2)
+
+
+def test_a_rank_joins_where_the_first_steps_have_chosen_other_buckets():
+    ranks = trained(joined(2, 1, waits=[(7, 1)], cap=None), 2)
+    assert ranks[7:9] == [(0, 1), (0, 1, 2)]
 
 
 def a_store(path):

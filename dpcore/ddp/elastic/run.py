@@ -351,7 +351,7 @@ class ElasticRun:
         return model._module_parameters, list(model.module.buffers()), self._optimizer, self._more
 
     def _give(self, takers: list[int]) -> None:
-        sent = packed(*self._parts)
+        sent = packed(*self._parts, self._model._caps)
         for taker in takers:
             self.comm.send(torch.tensor([len(sent)]), taker)
             self.comm.send(sent, taker)
@@ -361,7 +361,7 @@ class ElasticRun:
         self.comm.recv(size, giver)
         sent = torch.empty(int(size), dtype=torch.uint8)
         self.comm.recv(sent, giver)
-        unpack(sent, *self._parts, joins_as=joins_as)
+        self._model._caps = unpack(sent, *self._parts, joins_as=joins_as)
 
     # ---- ranks that join ---------------------------------------------------------------------
 

@@ -106,13 +106,16 @@ def packed(
     buffers: Sequence[torch.Tensor],
     optimizer: torch.optim.Optimizer,
     more: Sequence[Any],
+    caps: list[int],
 ) -> torch.Tensor:
-    """Bytes for a rank that has not finished the step, or that joins."""
+    """Bytes for a rank that has not finished the step, or that joins. ``caps``: of its buckets,
+    which the first steps of the job may have chosen."""
     state = {
         "parameters": [parameter.detach().clone() for parameter in parameters],
         "buffers": [buffer.detach().clone() for buffer in buffers],
         "random": torch.get_rng_state(),
         "threads": torch.get_num_threads(),
+        "caps": caps,
         "optimizer": optimizer.state_dict(),
         "more": [one.state_dict() for one in more],
     }
@@ -129,9 +132,9 @@ def unpack(
     optimizer: torch.optim.Optimizer,
     more: Sequence[Any],
     joins_as: int | None,
-) -> None:
-    """Takes over what ``packed`` has made on another rank. A rank that joins, as the one with this
-    number, has no buffers and random numbers of its own that would count."""
+) -> list[int]:
+    """Takes over what ``packed`` has made on another rank, and returns the caps. A rank that joins,
+    as the one with this number, has no buffers and random numbers of its own that would count."""
     state = torch.load(io.BytesIO(sent.numpy().tobytes()), weights_only=True)
     for parameter, value in zip(parameters, state["parameters"], strict=True):
         parameter.copy_(value)
@@ -144,6 +147,8 @@ def unpack(
         seed_from(state["random"], joins_as)
         if "OMP_NUM_THREADS" not in os.environ:  # the same kernels, which give the same bits
             torch.set_num_threads(state["threads"])
+    caps: list[int] = state["caps"]
+    return caps
 
 
 def seed_from(giver: torch.Tensor, number: int) -> None:
