@@ -74,6 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_bench(commands)
     _add_calibrate(commands)
     _add_inspect(commands)
+    _add_chaos(commands)
     _add_show(commands)
     _add_advise(commands)
     _add_simulate(commands)
@@ -170,6 +171,73 @@ def _add_inspect(commands: Commands) -> None:
         help="with --job: also write what each rank did there, as torch's flight recorder does",
     )
     types.add(inspect, "--json", said="a line for each communicator, or job")
+
+
+def _add_chaos(commands: Commands) -> None:
+    chaos = _command(
+        commands,
+        "chaos",
+        "dpcore.tools.chaos.command",
+        description="Kills, stops and restarts ranks of a program under dp.elastic, and says what "
+        "that cost it.",
+        epilog=help_texts.CHAOS,
+    )
+    types.add(chaos, "--world", [4], said="one; default: 4")
+    chaos.add_argument(
+        "--mtbf",
+        type=types.seconds,
+        default=2.0,
+        metavar="S",
+        help="seconds between two faults in the mean (default: %(default)s)",
+    )
+    chaos.add_argument(
+        "--faults",
+        type=types.whole(),
+        metavar="N",
+        help="end after so many (default: 10, or with a program when that ends)",
+    )
+    chaos.add_argument(
+        "--seed",
+        type=types.whole(0),
+        default=7,
+        metavar="N",
+        help="when which fault comes follows from it (default: %(default)s)",
+    )
+    chaos.add_argument(
+        "--kinds",
+        type=types.names,
+        default=["kill", "stop"],
+        metavar="NAMES",
+        help="kill, pair (two at once), stop; with --hosts also cut and slow (default: kill,stop)",
+    )
+    chaos.add_argument(
+        "--restart",
+        type=types.seconds,
+        default=0.5,
+        metavar="S",
+        help="how long after its death a rank is started again (default: %(default)s)",
+    )
+    chaos.add_argument(
+        "--hosts",
+        type=types.whole(1, 64, " of hosts"),
+        default=1,
+        metavar="N",
+        help="network namespaces among which ranks are dealt out; as root (default: 1, none)",
+    )
+    chaos.add_argument(
+        "--patience",
+        type=types.seconds,
+        default=60.0,
+        metavar="S",
+        help="a time without a finished step that is called a hang (default: %(default)s)",
+    )
+    types.add(chaos, "--json")
+    chaos.add_argument(
+        "program",
+        nargs=argparse.REMAINDER,
+        metavar="-- COMMAND ...",
+        help="what starts one rank, which finds RANK, WORLD_SIZE and DPCORE_DOOR",
+    )
 
 
 def _add_show(commands: Commands) -> None:

@@ -10,6 +10,7 @@ Collective communication and data parallel training that you can read and see.
 I train
   doctor     what this machine has, what is missing, what to do about it
   inspect    what a rank is doing that runs or hangs, and which one holds it up
+  chaos      what deaths of ranks cost a training under dp.elastic
 I study overlap
   show       a page, a picture and tables of a trace, also of torch's profiler
   advise     what to change in a run of torch DDP or dpcore, in order of gain
@@ -53,6 +54,24 @@ peer, and given to the kernel by two ranks at once. after_pause is what a messag
 longer when the connection was silent before. Without a file in the cache, auto chooses by
 defaults. Close other programs first: all are the best quarter of many tries, but a machine that is
 never idle has no good quarter.
+"""
+
+CHAOS = """\
+examples:
+  dpcore chaos                                  a small model on 4 ranks, 10 faults, half a minute
+  dpcore chaos --mtbf 20 --seed 7 --faults 100 -- python train.py
+  dpcore chaos --kinds kill,pair --restart 3 -- torchrun --nproc-per-node 1 train.py
+  dpcore chaos --hosts 2 --kinds kill,stop,cut,slow
+  dpcore chaos --json | jq .kill_to_step
+
+The command is started once per rank, with RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, and
+DPCORE_DOOR, which dp.elastic takes for its door=. A rank that is killed is started again with
+DPCORE_JOIN=1, with which dp.init() joins the job. Steps are those that dp.elastic has finished.
+"kill to next step" ends when ranks without the killed one have finished a step, and goodput is the
+share of the time that was not between a fault and that step, beyond one median step. At least two
+ranks go on training; a fault that would leave fewer comes later. The exit status is 1 if a step
+did not come, a rank ended with an error, or, without a command, if weights differ from those of a
+run in one process in which the same ranks take each step.
 """
 
 INSPECT = """\

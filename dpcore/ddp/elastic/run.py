@@ -50,6 +50,7 @@ from dpcore.comm.launch import session
 from dpcore.comm.launch.door import Door, Place, knock
 from dpcore.ddp.check import check
 from dpcore.ddp.data_parallel import DataParallel
+from dpcore.ddp.elastic.progress import teller
 from dpcore.ddp.elastic.shares import Shares
 from dpcore.ddp.elastic.start import Start, packed, unpack, without_random_numbers
 from dpcore.ddp.mistakes.observer import in_blocks
@@ -104,6 +105,7 @@ class ElasticRun:
                 "dp.elastic(door=) tells the ranks of a joiner by the word of each step, which "
                 "mistakes='ignore' (DPCORE_MISTAKES) turns off"
             )
+        self._tell = teller()
         _warn_of_launcher()
         self._optimizers_step: Any = None
         self._hook: Any = None
@@ -233,6 +235,7 @@ class ElasticRun:
         self._is_open = False
         if self._has_stepped:
             self._finish_step()
+            self._say("step")
         elif not self._is_cut and self._has_computed:
             raise Unsupported(
                 f"rank {self.comm.rank}: a batch ended without optimizer.step(). Within dp.elastic "
@@ -247,6 +250,10 @@ class ElasticRun:
             self._recover(guests)
             return True
         return False
+
+    def _say(self, what: str) -> None:
+        if self._tell is not None:
+            self._tell(what, step=self.step, ranks=self.ranks, number=self._number)
 
     def _guests(self) -> int:
         """How many ranks are to join after this step: alike on all ranks."""
@@ -278,7 +285,7 @@ class ElasticRun:
 
     def _recover(self, guests: int = 0) -> None:
         """Until the ranks that live, and those that join, have agreed; or too few are left."""
-        before = self.ranks
+        before, is_repeated = self.ranks, False
         while True:
             try:
                 if guests:
@@ -291,6 +298,7 @@ class ElasticRun:
             guests = 0
             try:
                 self._catch_up()
+                is_repeated = self._repeats
                 break
             except (PeerLost, Timeout) as problem:
                 self._problem = problem
@@ -299,6 +307,8 @@ class ElasticRun:
             self._door.let_in()
             self._door.open(self.comm)
         if self.comm.rank == 0:
+            if is_repeated:
+                self._say("again")
             for what, ranks, others in (
                 ("lost", before, self.ranks),
                 ("joined", self.ranks, before),
@@ -346,7 +356,7 @@ class ElasticRun:
             check(model, self._optimizer, comm=comm).raise_if_different()
 
     @property
-    def _parts(self) -> tuple[Any, ...]:
+    def _parts(self) -> tuple[Any, Any, Any, Any]:
         model = self._model
         return model._module_parameters, list(model.module.buffers()), self._optimizer, self._more
 

@@ -1,0 +1,1 @@
+"""``dpcore chaos``: a training under faults, and what they cost it."""

@@ -1,0 +1,57 @@
+"""dpcore chaos: ranks are killed, stopped and started again, and the figures are right."""
+
+import json
+
+import pytest
+
+from dpcore.__main__ import main
+from dpcore.tools.chaos.faults import faults
+from dpcore.tools.chaos.figures import Struck
+from dpcore.tools.chaos.job import Step
+
+
+def test_it_kills_stops_and_restarts_and_the_weights_are_right(capfd):
+    arguments = ["--world", "3", "--mtbf", "0.2", "--faults", "2", "--seed", "23", "--json"]
+    assert main(["chaos", *arguments]) == 0
+    said = json.loads(capfd.readouterr().out)
+    assert said["faults"] == {"kill": 1, "stop": 1} and said["joined"] == 1
+    for name in ("kill_to_step", "stop_to_step", "start_to_step"):
+        assert len(said[name]) == 1, name
+    assert (said["hangs"], said["wrong"], said["left"]) == ([], [], [])
+    assert 0 < said["goodput"] <= 1 and said["steps"] > 3
+
+
+def test_a_program_that_fails_is_told(capfd):
+    assert main(["chaos", "--world", "3", "--", "sh", "-c", "exit 3"]) == 1
+    assert "ended with status 3" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--kinds", "flood"], "'flood' is none of"),
+        (["--kinds", "cut"], "--hosts 2"),
+        (["--world", "2"], "kills need 3 ranks"),
+    ],
+)
+def test_what_it_cannot_do_it_says(arguments, says, capfd):
+    assert main(["chaos", *arguments]) == 2
+    assert says in capfd.readouterr().err
+
+
+def test_faults_follow_from_the_seed():
+    def first(seed):
+        coming = faults(seed, 1.0, ["kill", "stop"])
+        return [next(coming) for _ in range(20)]
+
+    assert first(1) == first(1) != first(2)
+    assert {fault.kind for fault in first(1)} == {"kill", "stop"}
+
+
+def test_a_step_that_the_victim_took_is_not_the_next_one():
+    struck = Struck("kill", 10.0, (1,))
+    struck.hears(Step(4, 10.1, (0, 1, 2)))
+    assert struck.stepped is None
+    struck.hears(Step(4, 10.2, (0, 2)))
+    struck.hears(Step(5, 10.3, (0, 2)))
+    assert struck.stepped == 10.2
