@@ -38,7 +38,7 @@ _LOOKED_AT = 8  # operators of a forward: the first may only read weights
 def facts_of(profile: Profile, forwards: Sequence[Span], kernels: Sequence[Span]) -> ProfileFacts:
     """``kernels``: all of the GPU's, or none."""
     busy = union_of_spans([k.begin_ns for k in kernels], [k.end_ns for k in kernels])
-    loads = [s for s in profile.spans if s.name.startswith(_LOADS) and _is_on_host(s)]
+    loads = [s for s in profile.spans if s.name.startswith(_LOADS) and s.is_on_host]
     waits = [(s.begin_ns, s.end_ns) for s in loads]
     quiet = list(_quiet(profile, forwards))
     return ProfileFacts(
@@ -56,10 +56,6 @@ def facts_of(profile: Profile, forwards: Sequence[Span], kernels: Sequence[Span]
 
 def _named(profile: Profile, name: str) -> list[tuple[int, int]]:
     return [(s.begin_ns, s.end_ns) for s in profile.spans if s.name == name]
-
-
-def _is_on_host(span: Span) -> bool:
-    return span.category in ("user_annotation", "cpu_op")
 
 
 def _quiet(profile: Profile, forwards: Sequence[Span]) -> Iterator[tuple[int, int]]:

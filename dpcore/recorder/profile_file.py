@@ -71,6 +71,10 @@ class Span(NamedTuple):
     end_ns: int
     args: Mapping[str, Any]
 
+    @property
+    def is_on_host(self) -> bool:
+        return self.category in ("user_annotation", "cpu_op")
+
 
 @dataclass(frozen=True)
 class Profile:

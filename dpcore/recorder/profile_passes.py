@@ -61,11 +61,11 @@ def forwards_of(profile: Profile) -> list[Span]:
 
 
 def optimizer_steps_of(profile: Profile) -> list[Span]:
-    return [s for s in profile.spans if _OPTIMIZER.match(s.name) and _on_host(s)]
+    return [s for s in profile.spans if _OPTIMIZER.match(s.name) and s.is_on_host]
 
 
 def steps_of(profile: Profile) -> list[Step]:
-    found = ((_STEP.match(s.name), s) for s in profile.spans if _on_host(s))
+    found = ((_STEP.match(s.name), s) for s in profile.spans if s.is_on_host)
     return [Step(int(match[1]), s.begin_ns, s.end_ns) for match, s in found if match]
 
 
@@ -76,7 +76,7 @@ def backwards_of(profile: Profile) -> list[Backward]:
     is_open = False
     for span in profile.spans:
         if span.name == _FORWARD or _OPTIMIZER.match(span.name) or _STEP.match(span.name):
-            is_open = is_open and not _on_host(span)
+            is_open = is_open and not span.is_on_host
         elif span.name.startswith(_EVALUATES):
             if not is_open:
                 found.append(Backward(span.thread, span.begin_ns, span.end_ns))
@@ -95,7 +95,7 @@ def backwards_of(profile: Profile) -> list[Backward]:
 
 def passes_of(profile: Profile) -> list[Pass]:
     """The passes in order of time, each from its first operator on: before that it waits."""
-    marked = [s for s in profile.spans if s.name.startswith("PP:") and _on_host(s)]
+    marked = [s for s in profile.spans if s.name.startswith("PP:") and s.is_on_host]
     operators: dict[int | str, list[Span]] = {mark.thread: [] for mark in marked}
     for span in profile.spans if marked else ():
         is_work = span.category == "cpu_op" and not span.name.startswith("c10d::")
@@ -125,7 +125,3 @@ def _two(names: Sequence[str], mark: Span, inside: Sequence[Span]) -> list[Pass]
         Pass(names[0], mark.thread, inside[0].begin_ns, end),
         Pass(names[1], mark.thread, inside[at].begin_ns, mark.end_ns),
     ]
-
-
-def _on_host(span: Span) -> bool:
-    return span.category in ("user_annotation", "cpu_op")

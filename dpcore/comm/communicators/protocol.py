@@ -53,8 +53,11 @@ each thread, when it sat in a call or in ``wait()``.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from dpcore.errors import Error
 
 Operator = Any  # str | torch.distributed.ReduceOp | mpi4py.MPI.Op
 Algorithm = Any  # str | (int) -> moves | dpcore.Schedule | None
@@ -117,3 +120,10 @@ def check_open(group: Any) -> None:
     see that the communicator around it was closed."""
     if hasattr(group, "_compiled"):
         group._check_open()
+
+
+def end_for_all(group: Any, problem: Error) -> None:
+    """Gives the other ranks, which wait for this one, the same error, if the group can."""
+    if hasattr(group, "abort"):
+        with contextlib.suppress(Error):
+            group.abort(str(problem))

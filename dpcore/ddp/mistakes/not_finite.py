@@ -14,7 +14,6 @@ rank, and it sees no gradients under "zero1" and "zero2".
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -23,6 +22,7 @@ import torch
 from torch import nn
 
 from dpcore import _C
+from dpcore.comm.communicators.protocol import end_for_all
 from dpcore.ddp.mistakes.comparisons import ranks_in_words
 from dpcore.errors import Error
 
@@ -109,10 +109,7 @@ def _tell(model: Averaged, text: str) -> None:
     try:
         model._mistakes.warn(_KIND, text)
     except Error as problem:
-        abort = getattr(model.group, "abort", None)
-        if abort is not None:
-            with contextlib.suppress(Error):
-                abort(str(problem))
+        end_for_all(model.group, problem)
         raise
 
 

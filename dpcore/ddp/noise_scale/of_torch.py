@@ -24,6 +24,7 @@ from dpcore.ddp.noise_scale.estimate import (
     variance_of_mean,
 )
 from dpcore.ddp.torch_face import dynamo
+from dpcore.ddp.wrapper.outputs import at_end_of_this_backward
 
 
 class OfTorch(GradientNoiseScale):
@@ -83,14 +84,10 @@ class OfTorch(GradientNoiseScale):
     def _seen(self, parameter: torch.Tensor) -> None:
         if not self._own:
             # Behind what DDP does at the end of backward, which it has announced by then.
-            self._at_end(lambda: self._at_end(self._backward_ended))
+            at_end_of_this_backward(lambda: at_end_of_this_backward(self._backward_ended))
         gradient = parameter.grad
         assert gradient is not None
         self._own.append(torch.linalg.vector_norm(gradient.detach(), dtype=torch.float64))
-
-    @staticmethod
-    def _at_end(call: Any) -> None:
-        torch.autograd.Variable._execution_engine.queue_callback(call)
 
     def _backward_ended(self) -> None:
         self._unhook()

@@ -16,7 +16,6 @@ whose forward ran last.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -27,6 +26,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from dpcore.comm.communicators.protocol import end_for_all
 from dpcore.comm.launch import session
 from dpcore.ddp.mistakes import local_notes, not_finite
 from dpcore.ddp.wrapper.in_flight import Guard
@@ -145,8 +145,5 @@ def raise_if_incomplete(model: Wrapped) -> None:
         model._reducer.check_complete()
     except Error as problem:
         model.logger.set_error_and_log(str(problem))
-        abort = getattr(model.group, "abort", None)
-        if abort is not None:
-            with contextlib.suppress(Error):
-                abort(str(problem))
+        end_for_all(model.group, problem)
         raise
