@@ -29,6 +29,7 @@ import torch.distributed as dist
 
 import dpcore as dp
 from dpcore.base.user_code import names_code
+from dpcore.ddp.overlap import finish_device
 from dpcore.errors import Error
 from dpcore.tools.compare.training.bare import Bare, LastGradient, on_gradient
 from dpcore.tools.compare.training.clock import Clock, HostClock, clock_of
@@ -92,7 +93,6 @@ class Contender:
         clock: Clock | None = None,
     ) -> None:
         self.name = name
-        self._clock = clock or HostClock()
         self._text, self._job, self._comm = text, job, comm
         self._number = 0
         self._device = device_of(job, comm.rank)
@@ -111,7 +111,7 @@ class Contender:
             self._stepping.look()
             if some_rank(comm, self._stepping.unused):
                 options["find_unused_parameters"] = True
-        self._last_gradient = LastGradient(module, self._clock) if job.by_round else None
+        self._last_gradient = LastGradient(module, clock or HostClock()) if job.by_round else None
         self._trace: TorchTrace | None = None
         self.model: Any
         if name.startswith(TORCH_OVER_OURS) and self._is_traced:
@@ -241,7 +241,7 @@ class Contender:
     def _seconds_of_step(self, recorded: bool = False) -> float:
         begin = time.perf_counter()
         self.step(recorded)
-        self._clock.settle()
+        finish_device(self._device)
         return time.perf_counter() - begin
 
 
