@@ -1,4 +1,4 @@
-"""Where operations are in the code that Inductor writes: each right behind its gradient."""
+"""Where operations are in the code that Inductor writes: soon behind their gradients."""
 
 import re
 
@@ -43,7 +43,7 @@ class Attention(nn.Module):
         return x
 
 
-def calls_of_backward(model, inputs, monkeypatch):
+def calls_of_backward(model, inputs, monkeypatch, announces=True):
     """The kernels and operations of backward, in the order of the code, without running them."""
     from torch._inductor import config
     from torch._inductor.async_compile import AsyncCompile
@@ -57,7 +57,7 @@ def calls_of_backward(model, inputs, monkeypatch):
     backend = vars(torch)["_TorchCompileInductorWrapper"](None, None, None)
     assert torch_private.is_inductor(backend)
     with torch_private.passes(backend, AnnounceGradients, behind_producers):
-        options = dict(backend.config)
+        options = dict(backend.config) if announces else {}
     with config.patch({**options, "fx_graph_cache": False}):
         run(inputs).sum().backward()
     body = codes[-1].partition("def call(")[2]
@@ -72,6 +72,16 @@ def assert_early(calls, gradients):
     assert places[gradients // 6] < len(calls) / 3
     behind = [call for call in calls[places[0] :] if call != "gradient_computed"]
     assert len(behind) > 2 * gradients / 3
+
+
+def test_operations_divide_no_function(monkeypatch):
+    """Inductor writes loops that follow each other into one, which compile faster than two."""
+    both = [
+        calls_of_backward(Attention(), torch.ones(2, 5, WIDTH), monkeypatch, announces)
+        for announces in (True, False)
+    ]
+    with_operations, without = ([c for c in calls if c.startswith("cpp")] for calls in both)
+    assert with_operations == without
 
 
 def test_of_convolutions(monkeypatch):

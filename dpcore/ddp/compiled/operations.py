@@ -6,8 +6,10 @@ last outputs. Behind each of them it puts ``dpcore::gradient_computed(gradient, 
 a side effect, so that nothing removes it, and returns nothing, so that nothing depends on it.
 
 Inductor then orders what it has made by the memory that lives, and may move the operations to the
-end of backward. ``behind_producers`` is the last pass over that order, and puts each of them right
-behind what computes its gradient.
+end of backward. ``behind_producers`` is the last pass over that order, and puts each of them behind
+what computes its gradient. On a CPU, Inductor writes loops that follow each other into one C++
+function, and an operation between them would make two of it, which take longer to compile. There
+an operation waits for the next matrix product, convolution or the like, or for a few loops.
 
 Importing this file takes seconds, because it imports Inductor: dpcore does so when dynamo compiles
 a wrapped model.
@@ -24,7 +26,9 @@ from dpcore import _C  # noqa: F401 - it defines the operation
 from dpcore.ddp.compiled import torch_private
 
 OPERATION = torch.ops.dpcore.gradient_computed.default
-VERSION = 2  # of what the passes do, for the caches of Inductor
+VERSION = 3  # of what the passes do, for the caches of Inductor
+
+_LOOPS = 8  # that an operation waits for
 
 torch.fx.node.has_side_effect(OPERATION)
 
@@ -84,7 +88,7 @@ def announce(graph: torch.fx.Graph) -> int:
 
 
 def behind_producers(nodes: list[Any]) -> list[Any]:
-    """The nodes of a schedule, with each operation right behind what computes its gradient."""
+    """The nodes of a schedule, with each operation behind what computes its gradient."""
     operations = [node for node in nodes if _is_operation(node)]
     if not operations:
         return nodes
@@ -94,10 +98,26 @@ def behind_producers(nodes: list[Any]) -> list[Any]:
     for node in operations:
         needed = [made_at.get(need.name, -1) for need in node.unmet_dependencies]
         followers.setdefault(max(needed, default=-1), []).append(node)
-    order = list(followers.get(-1, ()))
+    order: list[Any] = []
+    waiting = list(followers.get(-1, ()))
+    loops = _LOOPS  # since the first one began to wait
     for place, node in enumerate(others):
-        order += [node, *followers.get(place, ())]
-    return order
+        loops += 1
+        if loops > _LOOPS or not (place and _is_loop(others[place - 1]) and _is_loop(node)):
+            order += waiting
+            waiting = []
+        order.append(node)
+        if place in followers:
+            loops = loops if waiting else 0
+            waiting += followers[place]
+    return order + waiting
+
+
+def _is_loop(node: Any) -> bool:
+    """Whether Inductor writes it into one function with the loops before and behind it."""
+    device = node.get_device()
+    is_on_cpu = device is not None and device.type == "cpu"
+    return is_on_cpu and not node.is_extern() and not node.is_template()
 
 
 def _is_operation(node: Any) -> bool:
