@@ -4,15 +4,19 @@ Two ranks of this machine over a link that dpcore emulates. All contenders train
 kind in turns of some steps, in the same processes:
 
     eager alone, compiled alone    no communication: what computing takes, and to compile
+    announced alone                as compiled alone, with operations that no reducer hears
     eager                          `dp.DataParallel(model)`
     compiled                       the same under torch.compile: one graph, gradients leave early
+    late                           the same without operations: gradients come at its end
     cut                            the same, with its graphs cut where buckets end
     torch cut                      torch DDP under torch.compile, over our communicator, since Gloo
                                    cannot be slowed down
 
 A step is zero_grad, forward and backward, of the slowest rank. Exposed is a step minus that of the
-same kind alone, in the same round. Inductor's caches are off, so that seconds to compile are those
-of the first step. All of it takes five minutes on two cores.
+same kind alone, in the same round. What operations cost is the backward of announced alone
+beside that of compiled alone, and, with --link none, that of compiled beside that of late.
+Inductor's caches are off, so that seconds to compile are those of the first step. All of it takes
+seven minutes on two cores.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ import torch
 
 import dpcore as dp
 from benchmarks.harness.options import script_parser
-from dpcore.ddp.compiled import tracing
+from dpcore.ddp.compiled import torch_private, tracing
 from dpcore.tools.compare.training.models import MODELS
 from dpcore.tools.compare.training.ranks import (
     DEFAULT,
@@ -39,11 +43,12 @@ from dpcore.tools.compare.training.ranks import (
     beside_gloo,
     wrapped,
 )
-from dpcore.tools.ratios import estimate, in_turn, of_slowest_rank
+from dpcore.tools.ratios import estimate, in_turn, of_slowest_rank, paired
 from dpcore.tools.records import ROOT, keep, run_facts
 
-CUT, ALONE = "cut", " alone"
-CONTENDERS = ("eager alone", "compiled alone", "eager", "compiled", CUT, "torch cut")
+CUT, LATE, ALONE = "cut", "late", " alone"
+BARE, ANNOUNCED = "compiled alone", "announced alone"
+CONTENDERS = ("eager alone", BARE, ANNOUNCED, "eager", "compiled", LATE, CUT, "torch cut")
 SETTLING = SETTLING_STEPS + 4  # steps in which graphs were compiled are not measured
 
 
@@ -73,17 +78,22 @@ class Contender:
         if not name.startswith("eager"):
             self.run = torch.compile(self.model, options=options_of(name))
         why = {"return_value": "the benchmark wants it so"} if name == CUT else {"wraps": _why_cut}
+        self.backward_s = 0.0  # of all steps
         begin = time.perf_counter()
-        with mock.patch.object(tracing, "why_cut", **why):
+        of_dynamo = {"optimize_ddp": False} if name == LATE else {}
+        with mock.patch.object(tracing, "why_cut", **why), torch._dynamo.config.patch(of_dynamo):
             self.step()
         self.first_s = time.perf_counter() - begin
 
     def step(self) -> None:
         self.module.zero_grad()
-        torch.autograd.backward(self.forward(self.run))
+        loss = self.forward(self.run)
+        begin = time.perf_counter()
+        torch.autograd.backward(loss)
+        self.backward_s += time.perf_counter() - begin
 
     def settle(self) -> None:
-        for _ in range(SETTLING if self.name in ("eager", "compiled", CUT) else 4):
+        for _ in range(SETTLING if isinstance(self.model, dp.DataParallel) else 4):
             self.step()
 
     def facts(self) -> dict[str, Any]:
@@ -105,8 +115,13 @@ def options_of(name: str) -> dict[str, Any]:
     """An option as it is anyway. Models of one class share code, so dynamo would run the graph of
     another contender if its options were the same."""
     unlike = ("debug", "fallback_random", "verbose_progress", "cpp_wrapper", "inplace_buffers")
-    option = unlike[CONTENDERS.index(name) - 1]
-    return {option: getattr(configs()[0], option)}
+    option = (*unlike, "dce", "size_asserts")[CONTENDERS.index(name) - 1]
+    made = {option: getattr(configs()[0], option)}
+    if name == ANNOUNCED:
+        from dpcore.ddp.compiled.operations import AnnounceGradients, behind_producers
+
+        made |= torch_private.options_of_passes(AnnounceGradients(), behind_producers)
+    return made
 
 
 def configs() -> tuple[Any, Any]:
@@ -135,21 +150,25 @@ def measure(
     for contender in made:
         contender.settle()
     times: dict[str, list[float]] = {name: [] for name in contenders}
+    backwards: dict[str, list[float]] = {name: [] for name in contenders}
     for number in range(rounds):
         for contender in in_turn(made, number):
             comm.barrier()
             contender.step()
-            begin = time.perf_counter()
+            contender.backward_s, begin = 0.0, time.perf_counter()
             for _ in range(steps):
                 contender.step()
             times[contender.name].append((time.perf_counter() - begin) / steps)
+            backwards[contender.name].append(contender.backward_s / steps)
     facts = {one.name: one.facts() for one in made}
-    return {"times": times, "first_s": {one.name: one.first_s for one in made}, "facts": facts}
+    first_s = {one.name: one.first_s for one in made}
+    return {"times": times, "backwards": backwards, "first_s": first_s, "facts": facts}
 
 
 def records(model: str, link: str, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     names = list(found[0]["times"])
     rounds = {name: of_slowest_rank(one["times"][name] for one in found) for name in names}
+    backwards = {name: of_slowest_rank(one["backwards"][name] for one in found) for name in names}
     lines = []
     for name, times in rounds.items():
         step, first = statistics.median(times), max(one["first_s"][name] for one in found)
@@ -159,6 +178,11 @@ def records(model: str, link: str, found: list[dict[str, Any]]) -> list[dict[str
         if not name.endswith(ALONE) and alone in rounds:
             pairs = zip(times, rounds[alone], strict=True)
             line["exposed_s"] = asdict(estimate([mine - base for mine, base in pairs]))
+        line["backward_s"] = statistics.median(backwards[name])
+        peer = {ANNOUNCED: BARE, "compiled": LATE}.get(name)
+        if peer in backwards:
+            ratios = paired(backwards[name], backwards[peer])
+            line["backward_ratio"] = {"to": peer, **asdict(ratios)}
         lines.append(line | found[0]["facts"][name] | {"rounds_s": times})
     return lines
 
@@ -175,6 +199,12 @@ def table(lines: list[dict[str, Any]]) -> str:
             row += f"{'':>30}"
         early = f"{line['early']}/{line['gradients']}" if "early" in line else "-"
         text.append(f"{row}{line['compile_s']:>11.1f}{early:>9}")
+    for line in lines:
+        if ratio := line.get("backward_ratio"):
+            text.append(
+                f"backward of {line['contender']}: {ratio['median']:.3f} ({ratio['low']:.3f} to "
+                f"{ratio['high']:.3f}) of that of {ratio['to']}"
+            )
     return "\n".join(text)
 
 
@@ -182,7 +212,7 @@ def arguments() -> argparse.Namespace:
     made = script_parser(__doc__)
     add = made.add_argument
     add("--model", default="transformer", choices=sorted(MODELS))
-    add("--link", default="1gbit,50us")
+    add("--link", default="1gbit,50us", help="or none: memory of the host (%(default)s)")
     add("--contenders", default=",".join(CONTENDERS), help="of %(default)s")
     add("--rounds", type=int, default=15)
     add("--steps-per-round", type=int, default=2)
@@ -199,9 +229,10 @@ def main() -> int:
         {"": {"torch": torch.__version__}},
         {"rounds": options.rounds, "steps": options.steps_per_round},
     )
+    link = None if options.link == "none" else options.link
     asked = (options.model, options.contenders.split(","), options.rounds, options.steps_per_round)
     with tempfile.TemporaryDirectory(prefix="dpcore-") as folder:
-        found = dp.spawn(measure, 2, *asked, folder, timeout=900, link=options.link)
+        found = dp.spawn(measure, 2, *asked, folder, timeout=900, link=link)
     lines = records(options.model, options.link, found)
     keep(options.records, facts, lines)
     print(table(lines))
