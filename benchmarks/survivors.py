@@ -5,13 +5,14 @@ its kill to the end of the first all-reduce in the communicator that `shrink()` 
 slowest of the ranks that live, and how much of it passes before they raise and in `shrink()`.
 
 With `--training` a rank of a small transformer under `dp.elastic` dies at any moment of a step.
-Counted is the time to the next step that the others have finished, and, in rounds without a death,
-what a step costs beside that of a plain loop.
+Counted is the time to the next step that the others have finished.
+
+With `--cost` nothing dies. Counted is the time that `dp.elastic` itself takes of each step, outside
+of the model's forward and the optimizer's step, with and without a door for ranks that join.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import signal
@@ -38,6 +39,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 KILLED_AT = 50  # steps
 TRAINED_UNTIL = 16  # steps of a training
 SEQUENCES = 4  # of a rank's batch
+_PARTS = 4  # of a step that are timed: its start, forward, the optimizer's step, its end
 
 Moment = tuple[float, int, int]  # when a batch began, steps finished before it, ranks
 
@@ -66,8 +68,10 @@ def measured(comm: Any, victim: int, elements: int, stamp: str) -> dict[str, flo
     return {"raised": raised - killed, "shrunk": shrunk - killed, "reduced": done - killed}
 
 
-def loop(comm: Any, steps: int, is_elastic: bool, begins: Any = None) -> list[Moment]:
-    """The moments of all batches of a training."""
+def loop(
+    comm: Any, steps: int, begins: Any = None, door: str | None = None, spent: Any = None
+) -> list[Moment]:
+    """The moments of all batches of a training under dp.elastic."""
     torch.manual_seed(0)
     module, _ = transformer()
     samples = TensorDataset(torch.randn(SEQUENCES * comm.world_size * steps, 64, 256))
@@ -76,12 +80,11 @@ def loop(comm: Any, steps: int, is_elastic: bool, begins: Any = None) -> list[Mo
     model = dp.DataParallel(module, comm=comm, schedule="bucketed")
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4)
     moments: list[Moment] = []
-    elastic = dp.elastic(model, optimizer, sampler) if is_elastic else None
-    with elastic or contextlib.nullcontext():
-        for number, (x,) in enumerate(elastic.batches(loader) if elastic else loader):
-            done = elastic.step if elastic else number
-            ranks = elastic.comm.world_size if elastic else comm.world_size
-            moments.append((time.monotonic(), done, ranks))
+    with dp.elastic(model, optimizer, sampler, door=door) as run:
+        if spent is not None:
+            timed(run, model, spent)
+        for (x,) in run.batches(loader):
+            moments.append((time.monotonic(), run.step, run.comm.world_size))
             if begins is not None:
                 begins(moments)
             optimizer.zero_grad()
@@ -100,7 +103,7 @@ def trained(comm: Any, victim: int, fraction: float, stamp: str) -> dict[str, fl
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.setitimer(signal.ITIMER_REAL, after)
 
-    moments = loop(comm, TRAINED_UNTIL + 4, True, begins)
+    moments = loop(comm, TRAINED_UNTIL + 4, begins)
     killed = float(Path(stamp).read_text())
     rest = [at for at, _, ranks in moments if ranks < comm.world_size]
     step = median_step([one for one in moments if one[2] == comm.world_size])
@@ -112,14 +115,47 @@ def median_step(moments: list[Moment]) -> float:
     return statistics.median(after - before for before, after in pairwise(late))
 
 
-def cost(comm: Any, rounds: int) -> list[tuple[float, float]]:
-    """Of each round, the median step of a plain loop and of one under dp.elastic."""
-    found = []
-    for number in range(rounds):
-        kinds = (False, True) if number % 2 == 0 else (True, False)
-        times = {kind: median_step(loop(comm, TRAINED_UNTIL + 16, kind)) for kind in kinds}
-        found.append((times[False], times[True]))
-    return found
+def timed(run: Any, model: Any, spent: list[float]) -> None:
+    """Adds to `spent` what each part of `run` takes, less the calls of the model and optimizer."""
+    within = [0.0]
+
+    def inner(call: Any) -> Any:
+        def timed_call(*arguments: Any, **named: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return call(*arguments, **named)
+            finally:
+                within[0] += time.perf_counter() - began
+
+        return timed_call
+
+    def outer(call: Any) -> Any:
+        def timed_call(*arguments: Any, **named: Any) -> Any:
+            began, before = time.perf_counter(), within[0]
+            try:
+                return call(*arguments, **named)
+            finally:
+                spent.append(time.perf_counter() - began - (within[0] - before))
+
+        return timed_call
+
+    class Timed(dp.DataParallel):
+        forward = inner(dp.DataParallel.forward)
+
+    model.__class__ = Timed
+    model.forward = outer(run._forward)
+    run._optimizers_step = inner(run._optimizers_step)
+    run._step_optimizer = outer(run._step_optimizer)
+    run._end_step = outer(run._end_step)
+    run._start.take = outer(run._start.take)
+
+
+def cost(comm: Any, door: str | None) -> tuple[float, float]:
+    """Seconds of a step that are `dp.elastic`'s own, and of the whole step: medians."""
+    spent: list[float] = []
+    moments = loop(comm, 40, door=door, spent=spent)
+    of_steps = [sum(spent[at : at + _PARTS]) for at in range(0, len(spent) - _PARTS, _PARTS)]
+    return statistics.median(of_steps[5:]), median_step(moments)
 
 
 def trial(number: int, options: Any, folder: str) -> dict[str, float]:
@@ -146,13 +182,21 @@ if __name__ == "__main__":
     made.add_argument("--kills", type=int, default=100)
     made.add_argument("--elements", type=int, default=4_700_000, help="of float32; %(default)s")
     made.add_argument("--training", action="store_true", help="a transformer under dp.elastic")
-    made.add_argument("--rounds", type=int, default=5, help="of a training without a death")
+    made.add_argument("--cost", action="store_true", help="of a training without a death")
     made.add_argument("--transport", default="shm", choices=("shm", "tcp"))
     made.add_argument("--records", type=Path, default=ROOT / "benchmarks/results/survivors.jsonl")
     options = made.parse_args()
     facts = run_facts({"": {"torch": torch.__version__}}, {"kills": options.kills})
     line: dict[str, Any] = {"world": options.world, "transport": options.transport}
     line |= {"training": "transformer"} if options.training else {"elements": options.elements}
+    if options.cost:
+        del line["elements"]
+        for name, door in (("own", None), ("own_with_door", f"cost-{os.getpid()}")):
+            own, step = dp.spawn(cost, 2, door)[0]
+            line |= {"world": 2, "training": "transformer", f"{name}_s": own, "step_s": step}
+            print(f"{name}: {own * 1e6:.0f} us of a step of {step * 1e3:.1f} ms: {own / step:.4%}")
+        keep(options.records, facts, [line])
+        sys.exit()
     with tempfile.TemporaryDirectory() as folder:
         trials = [trial(number, options, folder) for number in range(options.kills)]
     for name in trials[0]:
@@ -164,7 +208,4 @@ if __name__ == "__main__":
         line["beyond_a_step_s"] = beyond
         print(f"beyond a step: median {statistics.median(beyond) * 1e3:.1f} ms, "
               f"slowest {beyond[-1] * 1e3:.1f} ms")  # fmt: skip
-        line["rounds"] = dp.spawn(cost, 2, options.rounds)[0]
-        ratio = statistics.median(elastic / plain for plain, elastic in line["rounds"])
-        print(f"a step under dp.elastic takes {ratio:.3f} of one of a plain loop (2 ranks)")
     keep(options.records, facts, [line])
