@@ -62,6 +62,7 @@ if __name__ == "__main__":
     made.add_argument("--records", type=Path, default=ROOT / "benchmarks/results/chaos.jsonl")
     options = made.parse_args()
     facts = run_facts({"": {"torch": torch.__version__}}, {"faults": options.faults})
+    namespaces.end_in_order_on_signals()  # ranks are ended with this
     lines = [measured(scene, options) for scene in options.scenes.split(",")]
     keep(options.records, facts, lines)
     sys.exit(any(line["hangs"] or line["wrong"] or line["left"] for line in lines))
