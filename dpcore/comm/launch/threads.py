@@ -37,7 +37,7 @@ def choose_kernels() -> None:
     import torch
 
     with _choosing:
-        if _has_chosen or not torch.backends.mkl.is_available():
+        if _has_chosen or not torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
             return
         for dtype in (torch.float32, torch.float64):
             value = torch.full((1,), 0.5, dtype=dtype, device="cpu")

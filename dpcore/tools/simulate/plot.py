@@ -108,7 +108,7 @@ def _name(one: Asked) -> str:
 
 def _dots(named: Mapping[str, Asked], measured: Sequence[Measured]) -> list[tuple[str, Measured]]:
     """Beside the first line of each schedule: what was measured says no algorithm."""
-    first = {asked_as(one): name for name, one in reversed(named.items())}
+    first = {asked_as(one): name for name, one in reversed(list(named.items()))}
     known = [(first.get((each.name, each.cap_mb)), each) for each in measured]
     return [(name, each) for name, each in known if name is not None]
 
