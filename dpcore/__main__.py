@@ -66,7 +66,9 @@ def _parser() -> argparse.ArgumentParser:
         description=help_texts.DOORS,
         epilog="dpcore COMMAND --help has examples. Exit status 2: a wrong argument or file.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        add_help=False,  # the screen has 24 lines
     )
+    parser.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)
     parser.add_argument("--version", action="version", version=f"dpcore {__version__}")
     commands = parser.add_subparsers(
         dest="command", help=argparse.SUPPRESS, parser_class=types.CommandParser, prog="dpcore"

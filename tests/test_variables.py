@@ -375,7 +375,6 @@ def test_the_names_mean_the_same_in_the_core(alone):
         ("docs/variables.md", launches.SCHEDULES),
         ("dpcore/ddp/data_parallel.py", launches.SCHEDULES),
         ("dpcore/tools/compare/arguments.py", launches.EXACT),
-        ("dpcore/__main__.py", launches.EXACT),
         ("dpcore/reference/launches.py", launches.SCHEDULES),
     ],
 )
