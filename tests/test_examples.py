@@ -103,6 +103,12 @@ def test_elastic():
     assert float(loss) < 0.05
 
 
+def test_virtual_ranks():
+    two = run_example("virtual_ranks.py", launcher=TORCHRUN)
+    alone = run_example("virtual_ranks.py")
+    assert two.partition(" ")[2] == alone.partition(" ")[2] and "sha256" in alone
+
+
 def test_see_overlap(tmp_path):
     run_example("see_overlap.py", str(tmp_path))
     for schedule in ("bucketed", "sequential"):

@@ -35,6 +35,7 @@ from dpcore.ddp.torch_face import dynamo, join, pickling, sync_batch_norm
 from dpcore.ddp.torch_face.logging_data import Logger, bucket_sizes
 from dpcore.ddp.torch_face.reducer_face import ReducerFace
 from dpcore.ddp.torch_face.torch_surface import TorchSurface, without_torchs_machinery
+from dpcore.ddp.virtual_ranks.virtual_ranks import VirtualRanks
 from dpcore.ddp.wrapper import arguments, completion, nesting, parameters, weighted
 from dpcore.ddp.wrapper.bucket_report import BucketReport
 from dpcore.ddp.wrapper.buffer_sync import BufferSync
@@ -83,6 +84,8 @@ class DataParallel(FlushedBefore, TorchSurface):
     ``deterministic``   only algorithms that add in rank order: the same bits for any bucket size.
     ``mistakes``        how mistakes that no error shows are told: "warn" (a ``MistakeWarning``, and
                         an error where one is proved), "all", "raise", "ignore" (docs/mistakes.md).
+    ``virtual_ranks``   cut each batch into so many shards (``shards()``), so that no bit of the
+                        result depends on the number of ranks (docs/virtual_ranks.md).
     ``gradients``       on the CPU: "born" lets backward make large ones in their buckets, in memory
                         that stays warm (``dp.warm_memory``); "copied" does not. By default
                         DPCORE_GRADIENTS, else "born".
@@ -97,6 +100,7 @@ class DataParallel(FlushedBefore, TorchSurface):
     """
 
     _weight: float | None = None  # a factor of gradients, in a block of weighted()
+    _virtual: VirtualRanks | None = None
 
     def __init__(
         self,
@@ -127,6 +131,7 @@ class DataParallel(FlushedBefore, TorchSurface):
         deterministic: bool = False,
         mistakes: str | None = None,
         gradients: str | None = None,
+        virtual_ranks: int | None = None,
     ) -> None:
         arguments.check_kinds(locals())
         nn.Module.__init__(self)
@@ -177,8 +182,10 @@ class DataParallel(FlushedBefore, TorchSurface):
         self.bucket_bytes_cap = max(caps) if bucket_cap_mb_list else caps[-1]
         self.bucket_bytes_cap_list = caps if bucket_cap_mb_list else []
         self._caps, self._deterministic = caps, deterministic
-        self._mistakes = Reports(mode_of(mistakes))
-        self._gradients = arguments.gradients_of(gradients)
+        self.virtual_ranks = virtual_ranks
+        # With virtual ranks no gradient reaches the reducer, which looks for most mistakes.
+        self._mistakes = Reports(mode_of(mistakes if virtual_ranks is None else "ignore"))
+        self._gradients = arguments.gradients_of(gradients if virtual_ranks is None else "copied")
         self._comm_hooks: list[tuple[Any, Any]] = []
         self._join_group(comm, process_group)
         if deterministic and not capabilities_of(self.group).ordered:
@@ -194,6 +201,9 @@ class DataParallel(FlushedBefore, TorchSurface):
             else None
         )
         self._set_up(trained)
+        if virtual_ranks is not None:
+            self._virtual = VirtualRanks(self, virtual_ranks, schedule)
+            self._reducer.stop_listening()
 
     def _set_up(self, trained: Sequence[tuple[str, nn.Parameter]]) -> None:
         """Builds all that depends on the parameters; again after they have changed."""
@@ -239,6 +249,9 @@ class DataParallel(FlushedBefore, TorchSurface):
         )
         if self._across is not None:
             self._across.serve(self._reducer)
+        if self._virtual is not None:
+            self._virtual.join(self)
+            self._reducer.stop_listening()
         self.reducer: Any = ReducerFace(self)
         if self.static_graph:
             self.logger._set_static_graph()
@@ -296,6 +309,9 @@ class DataParallel(FlushedBefore, TorchSurface):
             check_open(self.group)
         if self._watch.check():
             self._buffers_of_module.find_again()
+        if self._virtual is not None:
+            self._virtual.check_forward()
+            return self._run(False, inputs, kwargs)
         if self._across is not None:
             self._across.before_forward(learning)
         if learning:
@@ -386,6 +402,7 @@ class DataParallel(FlushedBefore, TorchSurface):
         ...     loss(model(first_half)).backward()
         >>> loss(model(second_half)).backward()                # doctest: +SKIP
         """
+        arguments.refuse_virtual(self, "no_sync()")
         before = self.require_backward_grad_sync
         self.require_backward_grad_sync = False
         try:
@@ -404,6 +421,19 @@ class DataParallel(FlushedBefore, TorchSurface):
         """
         return weighted.weighted(self, count)
 
+    def shards(self, batch: Any, total: int | None = None) -> Iterator[Any]:
+        """With ``virtual_ranks``: a loop over this rank's shards of a batch, each of which takes a
+        forward and a backward. After the loop, every rank has the average gradient over the batch.
+
+        Each rank passes the whole batch: tensors whose first dimension is the sample's, or tuples,
+        lists and mappings of them. Or, with ``total``, the number of samples in the whole batch,
+        it passes its own part (``model.virtual.part``). A loss is a mean over the shard's samples.
+
+        >>> for inputs, targets in model.shards(batch):        # doctest: +SKIP
+        ...     loss(model(inputs), targets).backward()
+        """
+        return self.virtual.shards(batch, total)
+
     # ---- what can be seen --------------------------------------------------------------------
 
     @property
@@ -415,6 +445,13 @@ class DataParallel(FlushedBefore, TorchSurface):
     def schedule(self) -> str:
         """The name of the launch schedule."""
         return self._reducer.schedule
+
+    @property
+    def virtual(self) -> VirtualRanks:
+        """With ``virtual_ranks``: its seed, step and shards, and its ``state_dict()``."""
+        if self._virtual is None:
+            raise Unsupported("the model was wrapped without virtual_ranks=, and has no shards")
+        return self._virtual
 
     @property
     def is_exact(self) -> bool:

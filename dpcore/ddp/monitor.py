@@ -33,6 +33,7 @@ import torch
 from dpcore.comm.communicators.protocol import capabilities_of
 from dpcore.ddp.torch_face import dynamo
 from dpcore.ddp.watched import before_each_step, face_of, owner_of
+from dpcore.ddp.wrapper.arguments import refuse_virtual
 from dpcore.ddp.wrapper.module_state import digest_of
 from dpcore.errors import Error, Mismatch, Unsupported
 from dpcore.recorder.step_figures import RankSteps, Step, figures_of, line_of, numbers_of, summary
@@ -353,6 +354,7 @@ def monitor(
             f"monitor(model): a dpcore.DataParallel is needed, not a {type(model).__name__}; a "
             "DistributedDataParallel of torch, a LocalSGD or a DiLoCo do as well"
         )
+    refuse_virtual(face, "monitor")
     every = log_every_n_steps
     if not isinstance(every, int) or isinstance(every, bool) or not 0 < every < 2**31:
         raise Unsupported(

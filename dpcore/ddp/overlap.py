@@ -29,6 +29,7 @@ from dpcore.comm.communicators.checks import check_integer
 from dpcore.comm.communicators.protocol import capabilities_of
 from dpcore.ddp.mistakes.observer import in_blocks
 from dpcore.ddp.watched import OfLocalUpdates, OfTorch, face_of
+from dpcore.ddp.wrapper.arguments import refuse_virtual
 from dpcore.errors import Error, Unsupported
 from dpcore.recorder.entry import trace
 from dpcore.recorder.recording import Trace
@@ -242,6 +243,7 @@ def _checked(model: Any, steps: int) -> Any:
             f"measure_overlap: this {type(given).__name__} has been entered. Call it before the "
             "block: it enters the block itself, and finally puts module, optimizer and block back"
         )
+    refuse_virtual(model, "measure_overlap")
     group = model.group
     is_known = model.device_type == "cpu" or isinstance(model, OfTorch)
     if not capabilities_of(group).traces and not is_known:

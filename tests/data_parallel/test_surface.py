@@ -68,7 +68,7 @@ def test_the_constructors_arguments_are_torchs():
     ours = inspect.signature(dpcore.DataParallel.__init__).parameters
     torchs = inspect.signature(DistributedDataParallel.__init__).parameters
     own = [name for name, p in ours.items() if p.kind is inspect.Parameter.KEYWORD_ONLY]
-    assert own == ["comm", "schedule", "deterministic", "mistakes", "gradients"]
+    assert own == ["comm", "schedule", "deterministic", "mistakes", "gradients", "virtual_ranks"]
     # forward_sync_buffers since 2.13, lazy_bucket_allocation since 2.15: each was the last.
     assert [n for n in ours if n not in own][: len(torchs)] == list(torchs)
     known = set(torchs) & set(ours) - {"self"}

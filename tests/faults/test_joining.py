@@ -44,7 +44,7 @@ def lowest(run):
 
 def joined(
     founders, joiners, places=None, *, waits=((3, 1),), dead=(), transport="shm", faults="",
-    before=None, first=None, door=None, died=-9, cap=0.0005,
+    before=None, first=None, door=None, died=-9, cap=0.0005, trains=train,
 ):  # fmt: skip
     """Runs the ranks. ``waits``: at such a step the ranks wait until so many others have come to
     the door, or in. ``first(comm, number, door)`` is what a joiner does instead of training.
@@ -97,7 +97,7 @@ def joined(
 
         if late and first is not None:
             return number, first(comm, number, name)
-        done = train(
+        done = trains(
             comm, places or {}, prepare, door=place(name), late=number if late else None, cap=cap
         )
         return (*numbers, done)

@@ -64,6 +64,17 @@ def share_processors(sharers: int) -> None:
         torch.set_num_threads(_given)
 
 
+def are_chosen() -> bool:
+    """Whether the program or its environment says how many threads torch has, as far as can be
+    seen, or else the number of processors and of the ranks that share them."""
+    if os.environ.get("OMP_NUM_THREADS") or os.environ.get("MKL_NUM_THREADS"):
+        return True
+    import torch
+
+    now = torch.get_num_threads()
+    return now == 1 or now not in (_before, _given)
+
+
 def heed_environment() -> None:
     """For a process forked off one that had loaded torch with other variables."""
     import torch

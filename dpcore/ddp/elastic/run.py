@@ -52,9 +52,10 @@ from dpcore.ddp.check import check
 from dpcore.ddp.data_parallel import DataParallel
 from dpcore.ddp.elastic.progress import teller
 from dpcore.ddp.elastic.shares import Shares
-from dpcore.ddp.elastic.start import Start, packed, unpack, without_random_numbers
+from dpcore.ddp.elastic.start import Start, packed, unpack
 from dpcore.ddp.mistakes.observer import in_blocks
 from dpcore.ddp.wrapper.parameters import comes_sparse, trained_parameters
+from dpcore.ddp.wrapper.random_numbers import without_random_numbers
 from dpcore.errors import Error, PeerLost, RendezvousError, Timeout, Unsupported
 
 _log = logging.getLogger("dpcore")
@@ -77,6 +78,8 @@ class ElasticRun:
         door: Any,
     ) -> None:
         _check(model, optimizer, more)
+        if model._virtual is not None and model._virtual not in more:
+            more = (*more, model._virtual)
         self._model, self._optimizer, self._more = model, optimizer, more
         self._timeout = timeout
         self.comm: Communicator = model.group  # type: ignore[assignment]
@@ -84,7 +87,7 @@ class ElasticRun:
         self.step = 0
         self._number, self._next_number = self.comm.rank, self.comm.world_size  # in `ranks`
         self._shares = Shares(sampler)
-        self._shares.deal(self.comm.rank, self.comm.world_size)
+        self._deal()
         self._start = Start(model.module, optimizer, more)
         self._problem: Exception | None = None  # that ended a forward
         # Of the step whose batch the loop has.
@@ -100,7 +103,8 @@ class ElasticRun:
         self._used_before = 0  # samples, in the epoch that ran then
         if self._joins and self._place is None:
             raise Unsupported("a rank that joins needs dp.elastic(..., door=), as the others have")
-        if self._place is not None and not model._mistakes.is_on:
+        has_words = model._mistakes.is_on or model._virtual is not None
+        if self._place is not None and not has_words:
             raise Unsupported(
                 "dp.elastic(door=) tells the ranks of a joiner by the word of each step, which "
                 "mistakes='ignore' (DPCORE_MISTAKES) turns off"
@@ -112,6 +116,9 @@ class ElasticRun:
 
     def __enter__(self) -> ElasticRun:
         self._optimizers_step = self._optimizer.step
+        if self._model._virtual is not None:
+            self._model._virtual.when_cut = self._cut
+            self._model._virtual.count_knocks = self._count_knocks
         self._model.forward = self._forward  # type: ignore[method-assign]
         step = _step_of(self)
         vars(step).update(vars(self._optimizers_step))  # the mark that a scheduler looks for
@@ -139,6 +146,8 @@ class ElasticRun:
         if self._door is not None:
             self._door.close()
         self._hook.remove()
+        if self._model._virtual is not None:
+            self._model._virtual.when_cut = self._model._virtual.count_knocks = None
         del self._model.forward
         self._model._reducer.cut_instead_of_raising(False)
         self._optimizer.step = self._optimizers_step  # type: ignore[method-assign]
@@ -187,13 +196,18 @@ class ElasticRun:
     def _is_cut(self) -> bool:
         return self._problem is not None or self._model._reducer.is_cut
 
+    def _cut(self, problem: Exception) -> None:
+        """The sum over ranks has failed, after a rank's shards."""
+        if not self._is_open:
+            raise problem
+        self._problem = problem
+
     def _forward(self, *inputs: Any, **named: Any) -> Any:
         """In the place of the model's."""
         model = self._model
         self._has_computed |= torch.is_grad_enabled()
-        if self._door is not None and self._is_open:
-            self._door.open(self.comm)
-            model._reducer.say_knocks(self._door.count())
+        if self._is_open and model._virtual is None:
+            model._reducer.say_knocks(self._count_knocks())
         model._reducer.cut_instead_of_raising(self._is_open)
         if not self._is_cut:
             try:
@@ -255,12 +269,20 @@ class ElasticRun:
         if self._tell is not None:
             self._tell(what, step=self.step, ranks=self.ranks, number=self._number)
 
+    def _count_knocks(self) -> int:
+        """At the door of this rank, which it may have to open, since it may be another's turn."""
+        if self._door is None:
+            return 0
+        self._door.open(self.comm)
+        return self._door.count()
+
     def _guests(self) -> int:
         """How many ranks are to join after this step: alike on all ranks."""
         assert self._door is not None
         if self.comm.world_size == 1:
             return self._door.count()
-        return self._model._reducer.knocks
+        virtual = self._model._virtual
+        return self._model._reducer.knocks if virtual is None else virtual.knocks
 
     def _settle(self) -> None:
         """Where the loop is left: no rank leaves before all have finished the last step."""
@@ -355,13 +377,10 @@ class ElasticRun:
         if behind:
             check(model, self._optimizer, comm=comm).raise_if_different()
 
-    @property
-    def _parts(self) -> tuple[Any, Any, Any, Any]:
-        model = self._model
-        return model._module_parameters, list(model.module.buffers()), self._optimizer, self._more
-
     def _give(self, takers: list[int]) -> None:
-        sent = packed(*self._parts, self._model._caps)
+        model, buffers = self._model, dict(self._model.module.named_buffers())
+        parts = (model._module_parameters, buffers, self._optimizer, self._more)
+        sent = packed(*parts, model._caps)
         for taker in takers:
             self.comm.send(torch.tensor([len(sent)]), taker)
             self.comm.send(sent, taker)
@@ -371,7 +390,13 @@ class ElasticRun:
         self.comm.recv(size, giver)
         sent = torch.empty(int(size), dtype=torch.uint8)
         self.comm.recv(sent, giver)
-        self._model._caps = unpack(sent, *self._parts, joins_as=joins_as)
+        model, buffers = self._model, {}
+        if joins_as is not None:
+            buffers = dict(model.module.named_buffers())
+        elif model._virtual is not None:  # a rank's buffers are not its own
+            buffers = model._buffers_by_name()
+        parts = (model._module_parameters, buffers, self._optimizer, self._more)
+        model._caps = unpack(sent, *parts, joins_as)
 
     # ---- ranks that join ---------------------------------------------------------------------
 
@@ -388,6 +413,7 @@ class ElasticRun:
             *(f"the buffer {name} {list(one.shape)}" for name, one in module.named_buffers()),
             f"{type(self._optimizer).__name__} with {len(self._optimizer.param_groups)} groups",
             *(f"{type(one).__name__} in dp.elastic" for one in self._more),
+            *(self._model._virtual.same if self._model._virtual is not None else ()),
             f"a data set of {len(sampler.dataset)} samples",  # type: ignore[arg-type]
             f"a sampler with shuffle={sampler.shuffle}, seed={sampler.seed}, "
             f"drop_last={sampler.drop_last}",
@@ -425,7 +451,13 @@ class ElasticRun:
             parameter.grad = None  # a part of a bucket that other ranks may still reach
         model._join_group(self.comm, None)
         model._set_up(trained_parameters(model.module, model.parameters_to_ignore))
-        self._shares.deal(self.comm.rank, self.comm.world_size)
+        self._deal()
+
+    def _deal(self) -> None:
+        """With virtual ranks every rank has the whole batch, and takes its shards of it."""
+        is_whole = self._model.virtual_ranks is not None
+        place = (0, 1) if is_whole else (self.comm.rank, self.comm.world_size)
+        self._shares.deal(*place)
 
     def _check_schedulers(self) -> None:
         steps = (self._optimizer.step, self._optimizers_step)

@@ -5,18 +5,19 @@ Parameters and the optimizer's state are not kept: only a finished step changes 
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import hashlib
 import io
 import os
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
+
+from dpcore.ddp.wrapper import random_numbers
 
 
 class Start:
@@ -42,7 +43,7 @@ class Start:
                 if kept is None or not _fits(kept, buffer):
                     kept = torch.empty_like(buffer)
                 self._buffers[number, name] = kept.copy_(buffer)
-        self._randoms = _random_states()
+        self._randoms = random_numbers.states()
         self._hyperparameters = [
             {name: copy.deepcopy(value) for name, value in group.items() if name != "params"}
             for group in self._optimizer.param_groups
@@ -58,7 +59,7 @@ class Start:
                 now.copy_(kept)
             else:
                 setattr(self._parts[number], name, kept.clone())
-        _restore_random_states(self._randoms)
+        random_numbers.restore(self._randoms)
         for group, kept_values in zip(
             self._optimizer.param_groups, self._hyperparameters, strict=True
         ):
@@ -71,39 +72,12 @@ def _fits(kept: torch.Tensor, buffer: torch.Tensor) -> bool:
     return kept.shape == buffer.shape and kept.dtype == buffer.dtype
 
 
-# ---- random numbers --------------------------------------------------------------------------
-
-
-def _random_states() -> tuple[Any, ...]:
-    numpy: Any = sys.modules.get("numpy")
-    of_numpy = numpy.random.get_state() if numpy is not None else None
-    return torch.get_rng_state(), random.getstate(), of_numpy
-
-
-def _restore_random_states(states: tuple[Any, ...]) -> None:
-    of_torch, of_python, of_numpy = states
-    torch.set_rng_state(of_torch)
-    random.setstate(of_python)
-    if of_numpy is not None:
-        sys.modules["numpy"].random.set_state(of_numpy)
-
-
-@contextlib.contextmanager
-def without_random_numbers() -> Iterator[None]:
-    """What happens in this block takes none from the program's generators."""
-    states = _random_states()
-    try:
-        yield
-    finally:
-        _restore_random_states(states)
-
-
 # ---- what a finished step has changed --------------------------------------------------------
 
 
 def packed(
     parameters: Sequence[torch.Tensor],
-    buffers: Sequence[torch.Tensor],
+    buffers: Mapping[str, torch.Tensor],
     optimizer: torch.optim.Optimizer,
     more: Sequence[Any],
     caps: list[int],
@@ -112,7 +86,7 @@ def packed(
     which the first steps of the job may have chosen."""
     state = {
         "parameters": [parameter.detach().clone() for parameter in parameters],
-        "buffers": [buffer.detach().clone() for buffer in buffers],
+        "buffers": {name: buffer.detach().clone() for name, buffer in buffers.items()},
         "random": torch.get_rng_state(),
         "threads": torch.get_num_threads(),
         "caps": caps,
@@ -128,22 +102,23 @@ def packed(
 def unpack(
     sent: torch.Tensor,
     parameters: Sequence[torch.Tensor],
-    buffers: Sequence[torch.Tensor],
+    buffers: Mapping[str, torch.Tensor],
     optimizer: torch.optim.Optimizer,
     more: Sequence[Any],
     joins_as: int | None,
 ) -> list[int]:
-    """Takes over what ``packed`` has made on another rank, and returns the caps. A rank that joins,
-    as the one with this number, has no buffers and random numbers of its own that would count."""
+    """Takes over what ``packed`` has made on another rank, and returns the caps. ``buffers``: those
+    that are not this rank's own. A rank that joins, as the one with this number, has no random
+    numbers of its own that would count either."""
     state = torch.load(io.BytesIO(sent.numpy().tobytes()), weights_only=True)
     for parameter, value in zip(parameters, state["parameters"], strict=True):
         parameter.copy_(value)
     optimizer.load_state_dict(state["optimizer"])
     for one, its in zip(more, state["more"], strict=True):
         one.load_state_dict(its)
+    for name, buffer in buffers.items():
+        buffer.copy_(state["buffers"][name])
     if joins_as is not None:
-        for buffer, value in zip(buffers, state["buffers"], strict=True):
-            buffer.copy_(value)
         seed_from(state["random"], joins_as)
         if "OMP_NUM_THREADS" not in os.environ:  # the same kernels, which give the same bits
             torch.set_num_threads(state["threads"])

@@ -23,6 +23,7 @@ from dpcore.ddp.noise_scale.estimate import GradientNoiseScale, Square, estimate
 from dpcore.ddp.noise_scale.of_local_updates import OfLocalUpdates
 from dpcore.ddp.noise_scale.of_reducer import OfReducer
 from dpcore.ddp.noise_scale.of_torch import OfTorch
+from dpcore.ddp.wrapper.arguments import refuse_virtual
 from dpcore.errors import Unsupported
 
 __all__ = ["GradientNoiseScale", "Square", "estimates", "gradient_noise_scale"]
@@ -70,6 +71,7 @@ def gradient_noise_scale(
             raise Unsupported(
                 f"gradient_noise_scale: {name}={number!r}: it must be a whole number, at least 1"
             )
+    refuse_virtual(model, "gradient_noise_scale")
     for kind, measures in _KINDS:
         if isinstance(model, kind):
             return measures(model, window, every, batch_size)

@@ -24,6 +24,7 @@ from dpcore.ddp.torch_face.comm_hooks import HookRunner, check_hook, name_of, st
 from dpcore.ddp.torch_face.join import ModelJoin, join_context
 from dpcore.ddp.torch_face.logging_data import Logger, logging_data
 from dpcore.ddp.torch_face.process_group import GroupForTorch
+from dpcore.ddp.wrapper.arguments import refuse_virtual
 from dpcore.ddp.wrapper.buffer_methods import BufferMethods
 from dpcore.ddp.wrapper.completion import raise_if_incomplete
 from dpcore.ddp.wrapper.gradient_group import backend_of, choose_group, is_default, torch_group_of
@@ -112,6 +113,7 @@ class TorchSurface(BufferMethods):
             )
 
     def _take_hook_place(self, name: str) -> None:
+        refuse_virtual(self, "a communication hook")
         if self._across is not None:
             self._across.refuse("communication hooks")
         if self._comm_hooks or "comm_hook" in self.logger.facts:
@@ -281,6 +283,7 @@ class TorchSurface(BufferMethods):
             yield from loader
 
     def join_hook(self, **kwargs: Any) -> ModelJoin:
+        refuse_virtual(self, "join()")
         if self._across is not None:
             self._across.refuse("join")
         divide = kwargs.get("divide_by_initial_world_size", True)

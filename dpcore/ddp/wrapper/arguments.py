@@ -56,6 +56,8 @@ def check_kinds(given: Mapping[str, Any]) -> None:
     for name in ("broadcast_buffers", "forward_sync_buffers"):
         check_is("True or False", or_none=True, **{name: given[name]})
     check_integer(given["dim"], "dim")
+    if given["virtual_ranks"] is not None:
+        check_integer(given["virtual_ranks"], "virtual_ranks", 1)
     if isinstance(given["schedule"], str):
         check_is("a string", schedule=given["schedule"])
     check_is("a string", or_none=True, mistakes=given["mistakes"], gradients=given["gradients"])
@@ -170,6 +172,7 @@ def compared(model: Wrapped) -> dict[str, Any]:
         "static_graph": model.static_graph,
         "skip_all_reduce_unused_params": model.skip_all_reduce_unused_params,
         "forward_sync_buffers": model.forward_sync_buffers,
+        "virtual_ranks": model.virtual_ranks,
         "mistakes": "looked for" if model._mistakes.is_on else "ignored",
         "DPCORE_CHECK_EVERY": os.environ.get("DPCORE_CHECK_EVERY") or "0",
     }
@@ -247,6 +250,12 @@ def check_together(
 
         _pre_dp_module_transform(module)
     return device_mesh.get_group(mesh_dim=0)
+
+
+def refuse_virtual(model: Any, what: str) -> None:
+    """Raises if the model has virtual ranks, whose gradients reach no bucket."""
+    if vars(model).get("_virtual") is not None:
+        raise Unsupported(f"{what} does not work in this version for a model with virtual_ranks")
 
 
 def warn_of_no_effect(check_reduction: bool, lazy_bucket_allocation: bool) -> None:

@@ -12,6 +12,7 @@ from torch.nn.parallel.distributed import (
     _BufferCommHookLocation,
 )
 
+from dpcore.ddp.wrapper.arguments import refuse_virtual
 from dpcore.ddp.wrapper.buffer_sync import BufferSync
 from dpcore.ddp.wrapper.module_state import broadcast_values
 from dpcore.errors import Error
@@ -34,6 +35,7 @@ class BufferMethods(DistributedDataParallel):
     ) -> None:
         """Replaces the broadcast of buffers by ``hook(state, {name: buffer})``. The end of backward
         waits for the futures that it returns."""
+        refuse_virtual(self, "a hook for buffers")
         if not callable(hook):
             raise AssertionError(
                 f"a buffer hook must be callable, and {type(hook).__name__} is not"

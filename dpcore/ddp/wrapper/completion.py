@@ -75,7 +75,9 @@ def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         owners = [weakref.ref(model) for model in _all() if _trains(optimizer, model)]
         known = _trained_by[optimizer] = ((_generation, count), owners)
     for owner in known[1]:
-        if (model := owner()) is not None and model._across is not None:
+        if (model := owner()) is not None and model._virtual is not None:
+            model._virtual.check_complete("an optimizer steps")
+        if model is not None and model._across is not None:
             model._across.check_optimizer(optimizer)
         elif model is not None:
             if torch._C._current_graph_task_id() >= 0:
@@ -132,6 +134,8 @@ def _before_finalize(communicator: Communicator) -> None:
     for model in _all():
         if model.group is communicator and model._across is not None:
             model._across.finish()
+        if model.group is communicator and model._virtual is not None:
+            model._virtual.check_complete("finalize() was called")
         if model.group is communicator:
             model._observer.before_finalize()
         if model.group is communicator and model._reducer.has_ended_incomplete:

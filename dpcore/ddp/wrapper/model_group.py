@@ -14,6 +14,7 @@ communication, so a copy that only one rank makes does not change the other numb
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -101,6 +102,14 @@ class ModelGroup:
         """See ``GradientGroup``, and ``all_reduce`` for ``content``."""
         work: Pending | None = self._run("all_gather", output, input, content=content, **options)
         return work
+
+    def all_to_all(
+        self, output: Any, input: Any, *, input_sizes: Sequence[int], output_sizes: Sequence[int]
+    ) -> None:
+        """See ``Collectives``. It has no place for the tag."""
+        cast(Any, self.group).all_to_all(
+            output, input, input_sizes=input_sizes, output_sizes=output_sizes
+        )
 
     def _run(self, name: str, *buffers: Any, content: int = 0, **options: Any) -> Any:
         if options.get("async_op"):

@@ -21,6 +21,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from dpcore.comm.communicators.read_back import numbers_in
+from dpcore.ddp.wrapper.arguments import refuse_virtual
 from dpcore.ddp.wrapper.module_state import digest_of
 from dpcore.ddp.wrapper.outputs import tensors_in
 from dpcore.errors import Error, Unsupported
@@ -34,6 +35,7 @@ _CONTENT = digest_of(["DataParallel.weighted"])
 @contextlib.contextmanager
 def weighted(model: Wrapped, count: Any) -> Iterator[None]:
     """The block of ``DataParallel.weighted``."""
+    refuse_virtual(model, "weighted(): shards() weighs samples, and it")
     if model._weight is not None:
         raise Error("weighted(): the model is in a block of weighted() already")
     if model._join_config.enable:

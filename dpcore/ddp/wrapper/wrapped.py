@@ -47,6 +47,13 @@ class UpdatesAcrossSteps(Protocol):
         """Finishes the phases in flight."""
 
 
+class Shards(Protocol):
+    """The view that parts have of ``VirtualRanks``, if the batch is cut into shards."""
+
+    def check_complete(self, what: str) -> None:
+        """Raises if the last loop over shards was left before its end."""
+
+
 class Wrapped(Protocol):
     """A ``DataParallel`` as its parts see it."""
 
@@ -97,6 +104,7 @@ class Wrapped(Protocol):
     _join_scale: float
     _join_config: Any
     _weight: float | None
+    virtual_ranks: int | None
 
     # Buffers.
     _futures_of_buffers: list[Any]
@@ -109,6 +117,8 @@ class Wrapped(Protocol):
 
     @property
     def _first_steps(self) -> Choices: ...
+    @property
+    def _virtual(self) -> Shards | None: ...
     @property
     def _across(self) -> UpdatesAcrossSteps | None: ...
     @property

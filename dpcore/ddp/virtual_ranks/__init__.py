@@ -1,0 +1,1 @@
+"""Gradients whose bits do not depend on the number of ranks."""

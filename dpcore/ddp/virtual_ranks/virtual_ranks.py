@@ -1,0 +1,458 @@
+"""``DataParallel(model, virtual_ranks=V)``: gradients whose bits do not depend on the ranks.
+
+    model = dpcore.DataParallel(model, virtual_ranks=8)
+    for batch in loader:                                  # the same batch on every rank
+        optimizer.zero_grad()
+        for inputs, targets in model.shards(batch):       # those of this rank
+            loss(model(inputs), targets).backward()
+        optimizer.step()
+
+The batch is cut into V shards. Each is a forward and a backward of its own, with random numbers
+that follow from (seed, step, shard), and its gradients are added to those of the others in one tree
+(tree.py), on the rank and then over ranks. There each rank gets its part of all nodes, adds them,
+and sends the root to all, so a rank with one node sends as much as in an all-reduce.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dpcore.base.machine import machine
+from dpcore.comm.communicators.checks import check_integer
+from dpcore.comm.communicators.native import Communicator
+from dpcore.comm.communicators.protocol import check_open
+from dpcore.comm.launch import threads
+from dpcore.ddp.virtual_ranks.batches import cut, samples_in
+from dpcore.ddp.virtual_ranks.buffers import Buffers
+from dpcore.ddp.virtual_ranks.tree import Node, nodes_of, part_of, push
+from dpcore.ddp.wrapper import random_numbers
+from dpcore.ddp.wrapper.launch_schedule import goes_across_steps
+from dpcore.ddp.wrapper.module_state import compare
+from dpcore.ddp.wrapper.parameters import comes_sparse
+from dpcore.errors import Error, Mismatch, PeerLost, Timeout, Unsupported
+
+if TYPE_CHECKING:
+    from dpcore.ddp.wrapper.model_group import ModelGroup
+    from dpcore.ddp.wrapper.wrapped import Wrapped
+
+Gradients = list[torch.Tensor | None]  # by the number of the parameter; None stands for zeros
+_SEEDS = 2**53  # they travel as floating point numbers, exactly
+_HEADER = ("step", "seed", "samples in the batch")  # of what ranks say, the same on all
+_FACTS = len(_HEADER) + 1  # and how many wait at this rank's door
+_SAME = (
+    "With virtual_ranks, all ranks need the same torch, processor and number of threads "
+    "(OMP_NUM_THREADS, or torch.set_num_threads() before wrapping): bits depend on them"
+)
+
+
+class VirtualRanks:
+    """The shards of one model, on one rank: ``model.virtual``.
+
+    ``count`` is the number of shards, ``seed`` what their random numbers begin with, and ``step``
+    the number of finished loops over shards. ``state_dict()`` belongs into a checkpoint: a run that
+    loads it goes on to the same bits, with any number of ranks.
+    """
+
+    def __init__(self, model: Wrapped, count: int, schedule: Any) -> None:
+        self.count = check_integer(count, "virtual_ranks", 1)
+        _refuse(model, schedule)
+        self._kernels = _kernels()
+        self.same = [f"virtual_ranks={count}", *self._kernels]  # on all ranks
+        own_seed = torch.initial_seed() % _SEEDS
+        seeds = compare(model.group, self.same, model.device, "kernels", _SAME, own_seed)
+        self.seed, self.step = seeds[0], 0
+        self.shard: int | None = None  # whose forward and backward are running
+        self._unfinished = ""  # in words: what the loop has left
+        # Called with what ended the sum over ranks, if the loop is to go on without it.
+        self.when_cut: Callable[[Exception], None] | None = None
+        self.count_knocks: Callable[[], int] | None = None  # of ranks that want to join
+        self.knocks = 0  # at the doors of all ranks, as of the last step
+        self.join(model)
+
+    def join(self, model: Wrapped) -> None:
+        """Takes the model's parameters, buffers and ranks as they are now."""
+        self._model = weakref.proxy(model)
+        self._parameters = list(model._parameters_by_number)
+        self._group: ModelGroup = model._model_group
+        self._buffers = Buffers(model.module, model.parameters_to_ignore)
+        self._own = part_of(self._group.rank, self._group.world_size, self.count)
+        dtypes = dict.fromkeys(p.dtype for p in self._parameters)
+        self._flats = [_Flat(self._group, self._parameters, dtype, self.count) for dtype in dtypes]
+
+    # ---- the loop ----------------------------------------------------------------------------
+
+    def shards(self, batch: Any, total: int | None) -> Iterator[Any]:
+        """The shards of this rank; see ``DataParallel.shards``."""
+        check_open(self._model.group)
+        self.check_complete("shards() was called again")
+        length = samples_in(batch) if total is None or self._own else 0
+        samples = length if total is None else check_integer(total, "shards: total", 1)
+        if samples < 1:
+            raise ValueError(f"rank {self._group.rank}: shards(batch): the batch has no samples")
+        own = [part_of(shard, self.count, samples) for shard in self._own]
+        begin = own[0].start if own and total is not None else 0
+        if total is not None and own and length != own[-1].stop - begin:
+            raise ValueError(
+                f"rank {self._group.rank}: shards(part, total={total}): the part has {length} "
+                f"samples, and this rank's are {begin} to {own[-1].stop - 1}: "
+                "model.virtual.part(batch)"
+            )
+        if torch.get_num_threads() != int(self._kernels[-1].partition("=")[2]):
+            raise Mismatch(
+                f"rank {self._group.rank}: torch computes with {torch.get_num_threads()} threads, "
+                f"and had {self._kernels[-1]} when the model was wrapped; bits depend on it. Call "
+                "torch.set_num_threads() before"
+            )
+        return self._loop(batch, samples, length, begin)
+
+    def part(self, batch: Any) -> Any:
+        """The samples of a batch that belong to this rank's shards. ``batch`` may be a list of
+        their numbers, for a sampler that lets each rank load only its own."""
+        samples = len(batch) if isinstance(batch, list | range) else samples_in(batch)
+        own = [part_of(shard, self.count, samples) for shard in self._own]
+        begin, end = (own[0].start, own[-1].stop) if own else (0, 0)
+        return batch[begin:end] if isinstance(batch, range) else cut(batch, begin, end, samples)
+
+    def _loop(self, batch: Any, samples: int, length: int, begin: int) -> Iterator[Any]:
+        before = [parameter.grad for parameter in self._parameters]
+        states = random_numbers.states()
+        nodes: list[tuple[Node, Gradients]] = []
+        statistics: list[torch.Tensor] = []
+        self._buffers.begin_step()
+        self._unfinished = f"step {self.step + 1} before its first shard"
+        try:
+            self._drop_gradients()
+            for shard in self._own:
+                its = part_of(shard, self.count, samples)
+                gradients: Gradients = [None] * len(self._parameters)
+                if its:
+                    self.shard = shard
+                    self._unfinished = f"step {self.step + 1} in shard {shard} of {self.count}"
+                    random_numbers.seed_all(seed_of(self.seed, self.step, shard))
+                    yield cut(batch, its.start - begin, its.stop - begin, length)
+                    gradients = self._take_gradients(len(its) * self.count, samples)
+                statistics.append(self._buffers.end_shard(bool(its)))
+                push(nodes, (shard, shard + 1), gradients, add, self.count)
+        finally:
+            self.shard = None
+            random_numbers.restore(states)
+        self._unfinished = ""
+        try:
+            averages = self._average(nodes, statistics, samples)
+        except (PeerLost, Timeout) as problem:
+            if self.when_cut is None:
+                raise
+            self.when_cut(problem)
+            return
+        self._set_gradients(before, averages)
+        self.step += 1
+
+    def check_forward(self) -> None:
+        """A gradient of a forward outside of the loop would be this rank's own."""
+        if self.shard is None and torch.is_grad_enabled():
+            raise Error(
+                f"rank {self._group.rank}: with virtual_ranks={self.count}, a forward with "
+                "gradients belongs into `for shard in model.shards(batch):`. To evaluate, use "
+                "torch.no_grad(), or model.module"
+            )
+
+    def check_complete(self, what: str) -> None:
+        """Raises if the last loop over shards was left before its end. The other ranks, which wait
+        for this one's sums, get the same error."""
+        if not self._unfinished:
+            return
+        problem = (
+            f"rank {self._group.rank}: {what}, and the loop over the shards of a batch has not "
+            f"come to its end: it was left in {self._unfinished}. Without break, every shard "
+            "needs its backward, and optimizer.step() comes after the loop; if an exception "
+            "ended it, this rank cannot go on from here"
+        )
+        abort = getattr(self._model.group, "abort", None)
+        if abort is not None and self._group.world_size > 1:
+            with contextlib.suppress(Error):
+                abort(problem)
+        raise Error(problem)
+
+    def _drop_gradients(self) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    @torch.no_grad()
+    def _take_gradients(self, weight: int, samples: int) -> Gradients:
+        gradients = [parameter.grad for parameter in self._parameters]
+        found = [gradient for gradient in gradients if gradient is not None]
+        if not found:
+            raise Error(
+                f"rank {self._group.rank}: {self._unfinished}: no parameter got a gradient. Each "
+                "shard needs a forward of the model and a backward; to leave one out, give it a "
+                "loss times 0"
+            )
+        if any(gradient.layout != torch.strided for gradient in found):
+            raise Unsupported("virtual_ranks: in this version not with sparse gradients")
+        self._drop_gradients()
+        if weight != samples:  # its mean is over more or fewer samples than that of others
+            torch._foreach_mul_(found, weight / samples)
+        return gradients
+
+    # ---- the sum -----------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def _average(
+        self,
+        nodes: list[tuple[Node, Gradients]],
+        statistics: list[torch.Tensor],
+        samples: int,
+    ) -> Gradients:
+        """The root of the tree, divided by the number of shards. All ranks call it."""
+        world, last = self._group.world_size, self._last_rank(samples)
+        used = [any(value[i] is not None for _, value in nodes) for i in self._numbers]
+        waiting = self.count_knocks() if self.count_knocks is not None else 0
+        facts = torch.tensor([self.step, self.seed, samples, waiting, *used], dtype=torch.float64)
+        rows = self._tell([facts, self._buffers.changed(), *statistics])
+        self.knocks = int(rows[:, _FACTS - 1].sum())
+        sums = nodes[0][1] if world == 1 else self._empty(rows[:, _FACTS:], nodes)
+        for flat in self._flats if world > 1 else ():
+            flat.sum_over_ranks(nodes, sums)
+        left = self._left_by_shards(rows)
+        flags = _FACTS + len(self._parameters)
+        changed = rows[last, flags : flags + self._buffers.flags]
+        self._buffers.end_step(self._group, left, changed, last)
+        if world == 1:
+            torch._foreach_div_([one for one in sums if one is not None], self.count)
+        return sums
+
+    @property
+    def _numbers(self) -> range:
+        return range(len(self._parameters))
+
+    def _last_rank(self, samples: int) -> int:
+        """The rank that has the last shard with samples."""
+        last = max(s for s in range(self.count) if part_of(s, self.count, samples))
+        ranks = range(self._group.world_size)
+        return next(r for r in ranks if last in part_of(r, len(ranks), self.count))
+
+    def _tell(self, mine: Sequence[torch.Tensor]) -> torch.Tensor:
+        """What each rank says of its step, a row for each; zeros end the shorter ones."""
+        group, row = self._group, torch.cat(list(mine))
+        if group.world_size == 1:
+            return row.view(1, -1)
+        shards = [len(part_of(r, group.world_size, self.count)) for r in range(group.world_size)]
+        head = len(row) - len(self._own) * self._buffers.length
+        longest = head + max(shards) * self._buffers.length
+        sent = torch.zeros(longest, dtype=torch.float64)
+        sent[: len(row)] = row
+        rows = sent.new_empty(group.world_size * longest)
+        group.all_gather(rows, sent)
+        rows = rows.view(group.world_size, longest)
+        for at, name in enumerate(_HEADER):
+            said = rows[:, at].tolist()
+            if len(set(said)) > 1:
+                odd = next(rank for rank, value in enumerate(said) if value != said[0])
+                raise Mismatch(
+                    f"rank {group.rank}: ranks disagree about their batch: {name} is "
+                    f"{said[0]:.0f} on rank 0 and {said[odd]:.0f} on rank {odd}. Every rank "
+                    "passes the same batch to model.shards(), or its part of it with the same total"
+                )
+        return rows
+
+    def _left_by_shards(self, rows: torch.Tensor) -> list[torch.Tensor]:
+        """The running statistics that each shard has left, in the order of shards."""
+        world, length = self._group.world_size, self._buffers.length
+        head = _FACTS + len(self._parameters) + self._buffers.flags
+        return [
+            rows[rank, head + at * length : head + (at + 1) * length]
+            for rank in range(world)
+            for at in range(len(part_of(rank, world, self.count)))
+        ]
+
+    def _empty(self, used: torch.Tensor, nodes: list[tuple[Node, Gradients]]) -> Gradients:
+        """Memory for the averages: that of this rank's last sum, or new."""
+        is_used = used[:, : len(self._parameters)].any(0).tolist()
+        last: Gradients = nodes[-1][1] if nodes else [None] * len(self._parameters)
+        return [
+            None if not here else torch.empty_like(p) if own is None else own
+            for p, own, here in zip(self._parameters, last, is_used, strict=True)
+        ]
+
+    @torch.no_grad()
+    def _set_gradients(self, before: Gradients, averages: Gradients) -> None:
+        for parameter, old, average in zip(self._parameters, before, averages, strict=True):
+            if old is not None and average is not None:
+                average = old.add_(average)  # as autograd does for a gradient that was not zeroed
+            parameter.grad = average if average is not None else old
+
+    # ---- checkpoints -------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a run needs to go on to the same bits, besides the model and the optimizer."""
+        return {
+            "virtual_ranks": self.count,
+            "seed": self.seed,
+            "step": self.step,
+            "kernels": list(self._kernels),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes over what ``state_dict()`` has returned, with any number of ranks."""
+        here = self.state_dict()
+        for name in ("virtual_ranks", "kernels"):
+            if state[name] != here[name]:
+                raise Mismatch(
+                    f"rank {self._group.rank}: the checkpoint has {name}={state[name]}, and this "
+                    f"run {here[name]}, so it would not go on to the same bits. To go on with "
+                    "others, set model.virtual.seed and model.virtual.step"
+                )
+        self.seed, self.step = state["seed"], state["step"]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy of the model joins its ranks anew."""
+        left_out = ("_model", "_parameters", "_group", "_buffers", "_flats")
+        kept = {name: value for name, value in vars(self).items() if name not in left_out}
+        return {**kept, "when_cut": None, "count_knocks": None}
+
+
+def seed_of(seed: int, step: int, shard: int) -> int:
+    """The seed of a shard's random numbers, of 64 bits.
+
+    >>> seed_of(0, 0, 1) == seed_of(0, 0, 1) != seed_of(0, 1, 0)
+    True
+    """
+    digest = hashlib.blake2b(f"{seed} {step} {shard}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
+
+
+@torch.no_grad()
+def add(left: Gradients, right: Gradients) -> Gradients:
+    """The sum, in memory of the two. What is missing stands for zeros, also for the sign of a
+    zero: another rank may have sent zeros in its place."""
+    pairs = list(zip(left, right, strict=True))
+    both = [(one, other) for one, other in pairs if one is not None and other is not None]
+    if both:
+        torch._foreach_add_([one for one, _ in both], [other for _, other in both])
+    sums = [other if one is None else one for one, other in pairs]
+    for own, (one, other) in zip(sums, pairs, strict=True):
+        if own is not None and (one is None or other is None):
+            own.add_(0.0)
+    return sums
+
+
+class _Flat:
+    """The gradients of one type, side by side, on their way between ranks."""
+
+    def __init__(
+        self,
+        group: ModelGroup,
+        parameters: Sequence[torch.Tensor],
+        dtype: torch.dtype,
+        shards: int,
+    ) -> None:
+        self._numbers = [n for n, parameter in enumerate(parameters) if parameter.dtype == dtype]
+        self._group, self._shards, world = group, shards, group.world_size
+        # The nodes of each rank: in round i, ranks send their node number i.
+        self._nodes = [nodes_of(part_of(rank, world, shards), shards) for rank in range(world)]
+        if world == 1:
+            return
+        counts = [parameters[number].numel() for number in self._numbers]
+        whole = sum(counts)
+        self._memory = group.flat(whole, dtype, parameters[0].device)
+        pieces = torch.split(self._memory, counts)
+        self._views = [
+            piece.view(parameters[number].shape)
+            for piece, number in zip(pieces, self._numbers, strict=True)
+        ]
+        self._sizes = [len(part_of(rank, world, whole)) for rank in range(world)]
+        own = self._sizes[group.rank]
+        rounds = max(map(len, self._nodes))
+        self._received = [
+            group.flat(own * self._senders(i), dtype, parameters[0].device) for i in range(rounds)
+        ]
+
+    def _senders(self, turn: int) -> int:
+        return sum(len(nodes) > turn for nodes in self._nodes)
+
+    def sum_over_ranks(self, nodes: Sequence[tuple[Node, Gradients]], averages: Gradients) -> None:
+        """Adds the nodes of all ranks, and writes the root's average to ``averages``."""
+        group, own = self._group, self._sizes[self._group.rank]
+        parts: dict[Node, torch.Tensor] = {}
+        for turn, received in enumerate(self._received):
+            sends = turn < len(nodes)
+            if sends:
+                self._bring(nodes[turn][1])
+            senders = [len(of_rank) > turn for of_rank in self._nodes]
+            group.all_to_all(
+                received,
+                self._memory if sends else self._memory[:0],
+                input_sizes=[size * sends for size in self._sizes],
+                output_sizes=[own * sender for sender in senders],
+            )
+            of_ranks = [of_rank[turn] for of_rank in self._nodes if len(of_rank) > turn]
+            parts.update(zip(of_ranks, torch.split(received, own) if own else [], strict=bool(own)))
+        tree: list[tuple[Node, torch.Tensor]] = []
+        for node in sorted(parts):
+            push(tree, node, parts[node], torch.Tensor.add_, self._shards)
+        root = tree[0][1].div_(self._shards) if tree else self._memory[:0]
+        group.all_gather(self._memory, root, sizes=self._sizes)
+        for number, view in zip(self._numbers, self._views, strict=True):
+            if (average := averages[number]) is not None:
+                average.copy_(view)
+
+    def _bring(self, gradients: Gradients) -> None:
+        for number, view in zip(self._numbers, self._views, strict=True):
+            gradient = gradients[number]
+            if gradient is None:
+                view.zero_()
+            else:
+                view.copy_(gradient)
+
+
+def _kernels() -> list[str]:
+    """What decides how kernels add, besides the shapes. The last line is about threads."""
+    return [
+        f"torch={torch.__version__}",
+        f"processor={machine()['processor']}",
+        f"capability={torch.backends.cpu.get_cpu_capability()}",
+        f"mkldnn={torch.backends.mkldnn.enabled}",
+        f"float32_matmul_precision={torch.get_float32_matmul_precision()}",
+        f"deterministic_algorithms={torch.are_deterministic_algorithms_enabled()}",
+        f"threads={torch.get_num_threads()}",
+    ]
+
+
+def _refuse(model: Wrapped, schedule: Any) -> None:
+    module, trained = model.module, model._parameters_by_number
+    group: Any = model.group
+    transport = getattr(group, "transport", "")
+    refused = {
+        f"a model on {model.device_type}": model.device_type != "cpu",
+        f"a communicator of the kind {model.backend!r}": type(group) is not Communicator,
+        "ranks that are threads, which share their random numbers": transport == "inproc"
+        and group.world_size > 1,
+        "a schedule: nothing is sent before the last shard": schedule != "auto"
+        or goes_across_steps(model._first_steps.schedule),
+        "mixed_precision= (torch.autocast works)": model.mixed_precision is not None,
+        "static_graph": model.static_graph,
+        "delayed gradients": model._delayed is not None,
+        "sparse gradients": any(comes_sparse(module, trained)),
+        "SyncBatchNorm (each shard has its own statistics)": any(
+            isinstance(part, torch.nn.SyncBatchNorm) for part in module.modules()
+        ),
+        "optimizers that step in backward": any(
+            hasattr(parameter, "_in_backward_optimizers") for parameter in trained
+        ),
+    }
+    for what, is_there in refused.items():
+        if is_there:
+            raise Unsupported(f"virtual_ranks: in this version not with {what}")
+    if not threads.are_chosen():
+        raise Unsupported(
+            f"virtual_ranks: torch computes with {torch.get_num_threads()} threads because of the "
+            "processors of this host and the ranks on it, and how kernels add depends on that. Say "
+            "how many, the same for every number of ranks: OMP_NUM_THREADS in the environment, or "
+            "torch.set_num_threads(1) before wrapping the model"
+        )
