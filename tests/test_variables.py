@@ -375,6 +375,7 @@ def test_the_names_mean_the_same_in_the_core(alone):
         ("docs/variables.md", launches.SCHEDULES),
         ("dpcore/ddp/data_parallel.py", launches.SCHEDULES),
         ("dpcore/tools/compare/arguments.py", launches.EXACT),
+        ("dpcore/tools/simulate/command.py", launches.EXACT),
         ("dpcore/reference/launches.py", launches.SCHEDULES),
     ],
 )
