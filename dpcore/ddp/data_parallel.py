@@ -185,7 +185,10 @@ class DataParallel(FlushedBefore, TorchSurface):
         self.virtual_ranks = virtual_ranks
         # With virtual ranks no gradient reaches the reducer, which looks for most mistakes.
         self._mistakes = Reports(mode_of(mistakes if virtual_ranks is None else "ignore"))
-        self._gradients = arguments.gradients_of(gradients if virtual_ranks is None else "copied")
+        self._gradients = arguments.gradients_of(gradients)
+        is_warm = self._gradients == "born"
+        if virtual_ranks is not None:
+            self._gradients = "copied"
         self._comm_hooks: list[tuple[Any, Any]] = []
         self._join_group(comm, process_group)
         if deterministic and not capabilities_of(self.group).ordered:
@@ -202,7 +205,7 @@ class DataParallel(FlushedBefore, TorchSurface):
         )
         self._set_up(trained)
         if virtual_ranks is not None:
-            self._virtual = VirtualRanks(self, virtual_ranks, schedule)
+            self._virtual = VirtualRanks(self, virtual_ranks, schedule, is_warm)
             self._reducer.stop_listening()
 
     def _set_up(self, trained: Sequence[tuple[str, nn.Parameter]]) -> None:

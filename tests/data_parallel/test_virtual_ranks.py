@@ -1,6 +1,7 @@
 """The weights are the same to the bit, whatever the number of ranks."""
 
 import copy
+import gc
 import hashlib
 import math
 import random
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 import dpcore as dp
+from dpcore import _C
 from dpcore.ddp.virtual_ranks.batches import cut
 from dpcore.ddp.virtual_ranks.buffers import after_shards
 from dpcore.ddp.virtual_ranks.tree import nodes_of, part_of, push
@@ -48,6 +50,10 @@ def tree_of(begin, end):
     return (tree_of(begin, begin + half), tree_of(begin + half, end))
 
 
+def pair(left, right, node):
+    return left, right
+
+
 def test_ranks_add_as_one_tree():
     for shards in range(1, 34):
         for world in range(1, 12):
@@ -55,7 +61,7 @@ def test_ranks_add_as_one_tree():
             for rank in range(world):
                 own, nodes = part_of(rank, world, shards), []
                 for shard in own:
-                    push(nodes, (shard, shard + 1), shard, lambda *both: both, shards)
+                    push(nodes, (shard, shard + 1), shard, pair, shards)
                 assert [node for node, _ in nodes] == nodes_of(own, shards)
                 assert len(nodes) <= max(1, 2 * math.log2(shards))
                 every += nodes
@@ -63,15 +69,15 @@ def test_ranks_add_as_one_tree():
                     assert len(nodes) == 1
             root = []
             for node, value in every:
-                push(root, node, value, lambda *both: both, shards)
+                push(root, node, value, pair, shards)
             assert root == [((0, shards), tree_of(0, shards))], (shards, world)
 
 
 def test_a_missing_gradient_is_a_zero_also_by_its_sign():
     zero = torch.tensor([-0.0, 1.0])
-    (found,) = add([None], [zero.clone()])
+    (found,) = add([None], [zero.clone()], {})
     assert not found.signbit().any() and torch.equal(found, zero)
-    assert add([None], [None]) == [None]
+    assert add([None], [None], {}) == [None]
 
 
 # ---- the same bits ---------------------------------------------------------------------------
@@ -207,7 +213,9 @@ def test_unequal_shards_are_weighted_by_their_samples(alone, samples):
         torch.testing.assert_close(mine.grad, expected.grad)
 
 
-def test_gradients_that_were_not_zeroed_are_added_to(alone):
+def accumulated(comm):
+    torch.set_num_threads(1)
+    torch.manual_seed(3)
     model = dp.DataParallel(plain_model(), virtual_ranks=2)
     held = []
     for _ in range(2):
@@ -217,6 +225,23 @@ def test_gradients_that_were_not_zeroed_are_added_to(alone):
         held.append((gradient, gradient.clone()))
     assert held[0][0] is held[1][0]
     assert torch.equal(held[1][1], 2 * held[0][1])
+    return held[1][1]
+
+
+def test_gradients_that_were_not_zeroed_are_added_to():
+    """On several ranks, they lie where the next ones are added."""
+    one, *others = (dp.spawn(accumulated, world) for world in (1, 2))
+    assert all(torch.equal(one[0], other) for of_world in others for other in of_world)
+
+
+def test_memory_stays_warm_as_long_as_the_model_lives(alone):
+    before = _C.warm_memory_figures()["is_on"]
+    for gradients in ("copied", "born"):
+        model = dp.DataParallel(plain_model(), virtual_ranks=2, gradients=gradients)
+        assert _C.warm_memory_figures()["is_on"] == (before or gradients == "born")
+        del model
+        gc.collect()
+        assert _C.warm_memory_figures()["is_on"] == before
 
 
 @pytest.mark.parametrize("momentum", (0.1, None))

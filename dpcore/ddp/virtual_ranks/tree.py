@@ -52,13 +52,15 @@ def push(
     nodes: list[tuple[Node, _Value]],
     node: Node,
     value: _Value,
-    add: Callable[[_Value, _Value], _Value],
+    add: Callable[[_Value, _Value, Node], _Value],
     shards: int,
 ) -> None:
-    """Appends a node, and puts the sum of two children in their place while there are two."""
+    """Appends a node, and puts the sum of two children in their place while there are two. ``add``
+    also gets the node whose sum it is."""
     while nodes and are_children(nodes[-1][0], node, shards):
         left, its = nodes.pop()
-        node, value = (left[0], node[1]), add(its, value)
+        node = (left[0], node[1])
+        value = add(its, value, node)
     nodes.append((node, value))
 
 
@@ -70,5 +72,5 @@ def nodes_of(own: Iterable[int], shards: int) -> list[Node]:
     """
     nodes: list[tuple[Node, None]] = []
     for shard in own:
-        push(nodes, (shard, shard + 1), None, lambda left, right: None, shards)
+        push(nodes, (shard, shard + 1), None, lambda left, right, node: None, shards)
     return [node for node, _ in nodes]

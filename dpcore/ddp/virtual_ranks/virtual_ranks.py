@@ -18,11 +18,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from dpcore import _C
 from dpcore.base.machine import machine
 from dpcore.comm.communicators.checks import check_integer
 from dpcore.comm.communicators.native import Communicator
@@ -45,6 +46,7 @@ Gradients = list[torch.Tensor | None]  # by the number of the parameter; None st
 _SEEDS = 2**53  # they travel as floating point numbers, exactly
 _HEADER = ("step", "seed", "samples in the batch")  # of what ranks say, the same on all
 _FACTS = len(_HEADER) + 1  # and how many wait at this rank's door
+_ALIGNED_BYTES = 64  # as torch's own memory
 _SAME = (
     "With virtual_ranks, all ranks need the same torch, processor and number of threads "
     "(OMP_NUM_THREADS, or torch.set_num_threads() before wrapping): bits depend on them"
@@ -59,7 +61,7 @@ class VirtualRanks:
     loads it goes on to the same bits, with any number of ranks.
     """
 
-    def __init__(self, model: Wrapped, count: int, schedule: Any) -> None:
+    def __init__(self, model: Wrapped, count: int, schedule: Any, is_warm: bool) -> None:
         self.count = check_integer(count, "virtual_ranks", 1)
         _refuse(model, schedule)
         self._kernels = _kernels()
@@ -68,6 +70,7 @@ class VirtualRanks:
         seeds = compare(model.group, self.same, model.device, "kernels", _SAME, own_seed)
         self.seed, self.step = seeds[0], 0
         self.shard: int | None = None  # whose forward and backward are running
+        self._is_warm = is_warm
         self._unfinished = ""  # in words: what the loop has left
         # Called with what ended the sum over ranks, if the loop is to go on without it.
         self.when_cut: Callable[[Exception], None] | None = None
@@ -84,6 +87,10 @@ class VirtualRanks:
         self._own = part_of(self._group.rank, self._group.world_size, self.count)
         dtypes = dict.fromkeys(p.dtype for p in self._parameters)
         self._flats = [_Flat(self._group, self._parameters, dtype, self.count) for dtype in dtypes]
+        self._places = {n: place for flat in self._flats for n, place in flat.places.items()}
+        self._sent_first = next(iter(nodes_of(self._own, self.count)), None)
+        # The gradients of a shard take the memory of those of the shard before.
+        self._warm = _C.WarmMemory() if self._is_warm else None
 
     # ---- the loop ----------------------------------------------------------------------------
 
@@ -121,6 +128,7 @@ class VirtualRanks:
 
     def _loop(self, batch: Any, samples: int, length: int, begin: int) -> Iterator[Any]:
         before = [parameter.grad for parameter in self._parameters]
+        kept = [self._kept(gradient) for gradient in before]
         states = random_numbers.states()
         nodes: list[tuple[Node, Gradients]] = []
         statistics: list[torch.Tensor] = []
@@ -138,7 +146,7 @@ class VirtualRanks:
                     yield cut(batch, its.start - begin, its.stop - begin, length)
                     gradients = self._take_gradients(len(its) * self.count, samples)
                 statistics.append(self._buffers.end_shard(bool(its)))
-                push(nodes, (shard, shard + 1), gradients, add, self.count)
+                push(nodes, (shard, shard + 1), gradients, self._add, self.count)
         finally:
             self.shard = None
             random_numbers.restore(states)
@@ -150,7 +158,7 @@ class VirtualRanks:
                 raise
             self.when_cut(problem)
             return
-        self._set_gradients(before, averages)
+        self._set_gradients(before, kept, averages)
         self.step += 1
 
     def check_forward(self) -> None:
@@ -200,7 +208,18 @@ class VirtualRanks:
             torch._foreach_mul_(found, weight / samples)
         return gradients
 
+    def _kept(self, gradient: torch.Tensor | None) -> torch.Tensor | None:
+        """One from before the loop; if the loop writes over it, a copy."""
+        if gradient is None:
+            return None
+        is_place = any(flat.has(gradient) for flat in self._flats)
+        return gradient.detach().clone() if is_place else gradient
+
     # ---- the sum -----------------------------------------------------------------------------
+
+    def _add(self, left: Gradients, right: Gradients, node: Node) -> Gradients:
+        """The last sum is written to where it is sent from."""
+        return add(left, right, self._places if node == self._sent_first else {})
 
     @torch.no_grad()
     def _average(
@@ -216,15 +235,16 @@ class VirtualRanks:
         facts = torch.tensor([self.step, self.seed, samples, waiting, *used], dtype=torch.float64)
         rows = self._tell([facts, self._buffers.changed(), *statistics])
         self.knocks = int(rows[:, _FACTS - 1].sum())
-        sums = nodes[0][1] if world == 1 else self._empty(rows[:, _FACTS:], nodes)
         for flat in self._flats if world > 1 else ():
-            flat.sum_over_ranks(nodes, sums)
+            flat.sum_over_ranks([value for _, value in nodes])
         left = self._left_by_shards(rows)
         flags = _FACTS + len(self._parameters)
         changed = rows[last, flags : flags + self._buffers.flags]
         self._buffers.end_step(self._group, left, changed, last)
-        if world == 1:
-            torch._foreach_div_([one for one in sums if one is not None], self.count)
+        if world > 1:
+            return self._averages(rows[:, _FACTS:flags].any(0).tolist())
+        sums = nodes[0][1]
+        torch._foreach_div_([one for one in sums if one is not None], self.count)
         return sums
 
     @property
@@ -271,20 +291,23 @@ class VirtualRanks:
             for at in range(len(part_of(rank, world, self.count)))
         ]
 
-    def _empty(self, used: torch.Tensor, nodes: list[tuple[Node, Gradients]]) -> Gradients:
-        """Memory for the averages: that of this rank's last sum, or new."""
-        is_used = used[:, : len(self._parameters)].any(0).tolist()
-        last: Gradients = nodes[-1][1] if nodes else [None] * len(self._parameters)
-        return [
-            None if not here else torch.empty_like(p) if own is None else own
-            for p, own, here in zip(self._parameters, last, is_used, strict=True)
-        ]
+    def _averages(self, used: list[bool]) -> Gradients:
+        """Where they were received, or in a layout like the parameter's."""
+        averages: Gradients = []
+        for number, parameter in enumerate(self._parameters):
+            place = self._places[number]
+            if not parameter.is_contiguous():
+                place = torch.empty_like(parameter).copy_(place)
+            averages.append(place if used[number] else None)
+        return averages
 
     @torch.no_grad()
-    def _set_gradients(self, before: Gradients, averages: Gradients) -> None:
-        for parameter, old, average in zip(self._parameters, before, averages, strict=True):
-            if old is not None and average is not None:
-                average = old.add_(average)  # as autograd does for a gradient that was not zeroed
+    def _set_gradients(self, before: Gradients, kept: Gradients, averages: Gradients) -> None:
+        rows = zip(self._parameters, before, kept, averages, strict=True)
+        for parameter, old, value, average in rows:
+            if old is not None and value is not None and average is not None:
+                # As autograd does for a gradient that was not zeroed: into its memory.
+                average = old.add_(average) if value is old else average.add_(value)
             parameter.grad = average if average is not None else old
 
     # ---- checkpoints -------------------------------------------------------------------------
@@ -312,7 +335,7 @@ class VirtualRanks:
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy of the model joins its ranks anew."""
-        left_out = ("_model", "_parameters", "_group", "_buffers", "_flats")
+        left_out = ("_model", "_parameters", "_group", "_buffers", "_flats", "_places", "_warm")
         kept = {name: value for name, value in vars(self).items() if name not in left_out}
         return {**kept, "when_cut": None, "count_knocks": None}
 
@@ -328,17 +351,17 @@ def seed_of(seed: int, step: int, shard: int) -> int:
 
 
 @torch.no_grad()
-def add(left: Gradients, right: Gradients) -> Gradients:
-    """The sum, in memory of the two. What is missing stands for zeros, also for the sign of a
-    zero: another rank may have sent zeros in its place."""
-    pairs = list(zip(left, right, strict=True))
-    both = [(one, other) for one, other in pairs if one is not None and other is not None]
-    if both:
-        torch._foreach_add_([one for one, _ in both], [other for _, other in both])
-    sums = [other if one is None else one for one, other in pairs]
-    for own, (one, other) in zip(sums, pairs, strict=True):
-        if own is not None and (one is None or other is None):
-            own.add_(0.0)
+def add(left: Gradients, right: Gradients, places: Mapping[int, torch.Tensor]) -> Gradients:
+    """The sum, by the number of the parameter: in its place, or else in memory of the two. What is
+    missing stands for zeros, also for the sign of a zero: another rank may have sent zeros in its
+    place."""
+    sums: Gradients = []
+    for number, (one, other) in enumerate(zip(left, right, strict=True)):
+        there = other if one is None else one
+        if there is not None:
+            added = 0.0 if one is None or other is None else other
+            there = torch.add(there, added, out=places.get(number, there))
+        sums.append(there)
     return sums
 
 
@@ -356,16 +379,17 @@ class _Flat:
         self._group, self._shards, world = group, shards, group.world_size
         # The nodes of each rank: in round i, ranks send their node number i.
         self._nodes = [nodes_of(part_of(rank, world, shards), shards) for rank in range(world)]
+        self.places: dict[int, torch.Tensor] = {}  # by numbers of parameters
         if world == 1:
             return
-        counts = [parameters[number].numel() for number in self._numbers]
+        # How kernels add may depend on where their operands begin: on one rank, so do torch's own.
+        each = _ALIGNED_BYTES // dtype.itemsize
+        counts = [-(-parameters[number].numel() // each) * each for number in self._numbers]
         whole = sum(counts)
-        self._memory = group.flat(whole, dtype, parameters[0].device)
-        pieces = torch.split(self._memory, counts)
-        self._views = [
-            piece.view(parameters[number].shape)
-            for piece, number in zip(pieces, self._numbers, strict=True)
-        ]
+        self._memory = group.flat(whole, dtype, parameters[0].device).zero_()
+        for number, piece in zip(self._numbers, torch.split(self._memory, counts), strict=True):
+            parameter = parameters[number]
+            self.places[number] = piece[: parameter.numel()].view(parameter.shape)
         self._sizes = [len(part_of(rank, world, whole)) for rank in range(world)]
         own = self._sizes[group.rank]
         rounds = max(map(len, self._nodes))
@@ -376,14 +400,21 @@ class _Flat:
     def _senders(self, turn: int) -> int:
         return sum(len(nodes) > turn for nodes in self._nodes)
 
-    def sum_over_ranks(self, nodes: Sequence[tuple[Node, Gradients]], averages: Gradients) -> None:
-        """Adds the nodes of all ranks, and writes the root's average to ``averages``."""
+    def has(self, gradient: torch.Tensor) -> bool:
+        """Whether it lies in the memory that is sent."""
+        if not self.places:
+            return False
+        own = self._memory.untyped_storage()
+        return gradient.untyped_storage().data_ptr() == own.data_ptr()
+
+    def sum_over_ranks(self, nodes: Sequence[Gradients]) -> None:
+        """Adds the nodes of all ranks. Afterwards the places have the root's average."""
         group, own = self._group, self._sizes[self._group.rank]
         parts: dict[Node, torch.Tensor] = {}
         for turn, received in enumerate(self._received):
             sends = turn < len(nodes)
             if sends:
-                self._bring(nodes[turn][1])
+                self._bring(nodes[turn])
             senders = [len(of_rank) > turn for of_rank in self._nodes]
             group.all_to_all(
                 received,
@@ -395,20 +426,17 @@ class _Flat:
             parts.update(zip(of_ranks, torch.split(received, own) if own else [], strict=bool(own)))
         tree: list[tuple[Node, torch.Tensor]] = []
         for node in sorted(parts):
-            push(tree, node, parts[node], torch.Tensor.add_, self._shards)
+            push(tree, node, parts[node], lambda left, right, _: left.add_(right), self._shards)
         root = tree[0][1].div_(self._shards) if tree else self._memory[:0]
         group.all_gather(self._memory, root, sizes=self._sizes)
-        for number, view in zip(self._numbers, self._views, strict=True):
-            if (average := averages[number]) is not None:
-                average.copy_(view)
 
     def _bring(self, gradients: Gradients) -> None:
-        for number, view in zip(self._numbers, self._views, strict=True):
+        for number, place in self.places.items():
             gradient = gradients[number]
             if gradient is None:
-                view.zero_()
+                place.zero_()
             else:
-                view.copy_(gradient)
+                place.copy_(gradient)
 
 
 def _kernels() -> list[str]:
