@@ -47,6 +47,7 @@ _SEEDS = 2**53  # they travel as floating point numbers, exactly
 _HEADER = ("step", "seed", "samples in the batch")  # of what ranks say, the same on all
 _FACTS = len(_HEADER) + 1  # and how many wait at this rank's door
 _ALIGNED_BYTES = 64  # as torch's own memory
+_BLOCK = 2**16  # elements that are added and divided while they are in the cache
 _SAME = (
     "With virtual_ranks, all ranks need the same torch, processor and number of threads "
     "(OMP_NUM_THREADS, or torch.set_num_threads() before wrapping): bits depend on them"
@@ -385,20 +386,20 @@ class _Flat:
         # How kernels add may depend on where their operands begin: on one rank, so do torch's own.
         each = _ALIGNED_BYTES // dtype.itemsize
         counts = [-(-parameters[number].numel() // each) * each for number in self._numbers]
-        whole = sum(counts)
-        self._memory = group.flat(whole, dtype, parameters[0].device).zero_()
-        for number, piece in zip(self._numbers, torch.split(self._memory, counts), strict=True):
+        counts.append(-sum(counts) % (world * each))  # the parts of ranks are equal
+        self._part = sum(counts) // world
+        self._memory = group.flat(sum(counts), dtype, parameters[0].device).zero_()
+        for number, piece in zip(self._numbers, torch.split(self._memory, counts), strict=False):
             parameter = parameters[number]
             self.places[number] = piece[: parameter.numel()].view(parameter.shape)
-        self._sizes = [len(part_of(rank, world, whole)) for rank in range(world)]
-        own = self._sizes[group.rank]
-        rounds = max(map(len, self._nodes))
-        self._received = [
-            group.flat(own * self._senders(i), dtype, parameters[0].device) for i in range(rounds)
-        ]
+        # If every rank has one node, they swap in place; else each round has memory of its own.
+        self._swaps = all(len(of_rank) == 1 for of_rank in self._nodes)
+        rounds = range(0 if self._swaps else max(map(len, self._nodes)))
+        sizes = [self._part * sum(self._senders(turn)) for turn in rounds]
+        self._received = [group.flat(n, dtype, parameters[0].device) for n in sizes]
 
-    def _senders(self, turn: int) -> int:
-        return sum(len(nodes) > turn for nodes in self._nodes)
+    def _senders(self, turn: int) -> list[bool]:
+        return [len(of_rank) > turn for of_rank in self._nodes]
 
     def has(self, gradient: torch.Tensor) -> bool:
         """Whether it lies in the memory that is sent."""
@@ -409,26 +410,33 @@ class _Flat:
 
     def sum_over_ranks(self, nodes: Sequence[Gradients]) -> None:
         """Adds the nodes of all ranks. Afterwards the places have the root's average."""
-        group, own = self._group, self._sizes[self._group.rank]
+        group, part = self._group, self._part
         parts: dict[Node, torch.Tensor] = {}
+        if self._swaps:
+            self._bring(nodes[0])
+            group.all_to_all(self._memory, self._memory)
+            of_ranks = [node for [node] in self._nodes]
+            parts.update(zip(of_ranks, torch.split(self._memory, part), strict=True))
         for turn, received in enumerate(self._received):
             sends = turn < len(nodes)
             if sends:
                 self._bring(nodes[turn])
-            senders = [len(of_rank) > turn for of_rank in self._nodes]
             group.all_to_all(
                 received,
                 self._memory if sends else self._memory[:0],
-                input_sizes=[size * sends for size in self._sizes],
-                output_sizes=[own * sender for sender in senders],
+                input_sizes=[part * sends] * group.world_size,
+                output_sizes=[part * sender for sender in self._senders(turn)],
             )
             of_ranks = [of_rank[turn] for of_rank in self._nodes if len(of_rank) > turn]
-            parts.update(zip(of_ranks, torch.split(received, own) if own else [], strict=bool(own)))
-        tree: list[tuple[Node, torch.Tensor]] = []
-        for node in sorted(parts):
-            push(tree, node, parts[node], lambda left, right, _: left.add_(right), self._shards)
-        root = tree[0][1].div_(self._shards) if tree else self._memory[:0]
-        group.all_gather(self._memory, root, sizes=self._sizes)
+            parts.update(zip(of_ranks, torch.split(received, part), strict=True))
+        place = torch.split(self._memory, part)[group.rank]
+        in_order = [torch.split(parts[node], _BLOCK) for node in sorted(parts)]
+        for average, *blocks in zip(torch.split(place, _BLOCK), *in_order, strict=True):
+            tree: list[tuple[Node, torch.Tensor]] = []
+            for node, block in zip(sorted(parts), blocks, strict=True):
+                push(tree, node, block, lambda left, right, _: left.add_(right), self._shards)
+            torch.div(tree[0][1], self._shards, out=average)
+        group.all_gather(self._memory, place)
 
     def _bring(self, gradients: Gradients) -> None:
         for number, place in self.places.items():

@@ -104,7 +104,12 @@ class ModelGroup:
         return work
 
     def all_to_all(
-        self, output: Any, input: Any, *, input_sizes: Sequence[int], output_sizes: Sequence[int]
+        self,
+        output: Any,
+        input: Any,
+        *,
+        input_sizes: Sequence[int] | None = None,
+        output_sizes: Sequence[int] | None = None,
     ) -> None:
         """See ``Collectives``. It has no place for the tag."""
         cast(Any, self.group).all_to_all(
