@@ -4,6 +4,8 @@ import gc
 import multiprocessing
 import os
 import signal
+import sys
+import warnings
 from statistics import fmean
 
 import pytest
@@ -54,6 +56,17 @@ def pytest_configure(config):
 
 def pytest_sessionstart(session):
     _remember(session.config, None)  # a run that crashes leaves this
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_teardown(item):
+    """Names a test after which torch still takes a model's forward for running: models that later
+    tests compile would be cut at that one's buckets."""
+    yield
+    ddp = sys.modules.get("torch.nn.parallel.distributed")
+    if ddp is not None and ddp.DistributedDataParallel._active_ddp_module is not None:
+        ddp.DistributedDataParallel._active_ddp_module = None
+        warnings.warn(f"{item.nodeid} has left a model active", stacklevel=1)
 
 
 @pytest.hookimpl(trylast=True)

@@ -369,7 +369,7 @@ class DataParallel(FlushedBefore, TorchSurface):
             run = tracing.seen_by_dynamo(run)
         # dynamo asks for it when it compiles: compiled/tracing.py.
         before = DistributedDataParallel._active_ddp_module
-        if before is not None and all(part is not self for part in before.modules()):
+        if before is not None and self not in list(before.modules())[1:]:
             before = None  # not around this model, but in another thread, and may end first
         DistributedDataParallel._active_ddp_module = self
         try:

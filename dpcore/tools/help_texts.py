@@ -156,7 +156,8 @@ computed or how the program is written; nothing is wrong without it.
 
 causes: straggler, unequal batches, data loading, oversubscribed threads, tiny buckets, one giant
 bucket, first bucket late, gradients at the end, unused parameters searched, copies out of buckets,
-slow link, latency, bytes, GPU-CPU synchronisation, CPU governor, optimizer, schedule.
+slow link, latency, bytes, GPU-CPU synchronisation, CPU governor, optimizer, schedule, exposed
+sends.
 """
 
 DOCTOR = """\

@@ -81,27 +81,33 @@ def test_a_model_may_be_wrapped_again_when_the_wrapper_is_not_part_of_it():
     assert dpcore.spawn(body, 2, mode="threads") == [[[1.0, 1.0]]] * 2
 
 
-def test_forwards_of_two_threads_leave_no_model_behind():
+@pytest.mark.parametrize("shared", [False, True])
+def test_forwards_of_two_threads_leave_no_model_behind(shared):
     """torch's class says which model runs. The second thread saw the first one's there, and put it
     back when the first one's forward was over."""
 
     class Waits(nn.Linear):
-        def __init__(self, entered, may_end):
+        def __init__(self, steps):
             super().__init__(2, 1)
-            self.entered, self.may_end = entered, may_end
+            self.steps = steps  # of each forward: it says that it has begun, and waits
 
         def forward(self, x):
-            self.entered.set()
-            assert self.may_end.wait(20)
+            entered, may_end = next(self.steps)
+            entered.set()
+            assert may_end.wait(20)
             return super().forward(x)
 
     def body(comm):
-        begun, over = threading.Event(), threading.Event()
-        first, second = Waits(threading.Event(), begun), Waits(begun, over)
-        models = [dpcore.DataParallel(module, comm=comm) for module in (first, second)]
-        threads = [threading.Thread(target=model, args=(torch.ones(1, 2),)) for model in models]
+        first, second, over = (threading.Event() for _ in range(3))
+        steps = iter([(first, second), (second, over)])
+        model = dpcore.DataParallel(Waits(steps), comm=comm)
+        other = model if shared else dpcore.DataParallel(Waits(steps), comm=comm)
+        threads = [
+            threading.Thread(target=torch.no_grad()(each), args=(torch.ones(1, 2),))
+            for each in (model, other)
+        ]
         threads[0].start()
-        assert first.entered.wait(20)
+        assert first.wait(20)
         threads[1].start()
         threads[0].join()
         over.set()
