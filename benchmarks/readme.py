@@ -55,6 +55,7 @@ DOCUMENTS: dict[str, dict[str, Callable[[list[dict[str, Any]]], str]]] = {
     "docs/results/schedules.md": {
         "defaults": steps.table_of_defaults,
         "across_steps": steps.table_of_across_steps,
+        "slices": steps.table_of_slices,
         "local_updates": steps.table_of_local_updates,
     },
     "docs/torch_distributed.md": {"torch_parallel": table_of_torch_parallel},

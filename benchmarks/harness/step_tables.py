@@ -77,7 +77,12 @@ def table_of_shaped_link(records: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def table_of_across_steps(records: list[dict[str, Any]]) -> str:
+def table_of_slices(records: list[dict[str, Any]]) -> str:
+    """The schedules of examples/slices.py beside those that send whole buckets."""
+    return table_of_across_steps(records, "slices")
+
+
+def table_of_across_steps(records: list[dict[str, Any]], name: str = "across_steps") -> str:
     """Whole steps, a row a contender; in brackets the ratios to the bound and to bucketed."""
     newest = {(r["place"], r["model"]): r for r in records if r["contender"] == "dpcore oracle"}
     rates = {place: parse_speed(place).bytes_per_second for place, _ in newest if place != "host"}
@@ -92,13 +97,13 @@ def table_of_across_steps(records: list[dict[str, Any]]) -> str:
     lines += ["|---|" + "---:|" * (len(columns) + 1)]
     lines.append("| bound | " + " | ".join(time_text(r["bound_s"]) for r in oracles) + " | |")
     contenders = dict.fromkeys(contender for *_, contender in cells)
-    for contender in sorted(contenders, key=lambda name: name.split()[0]):
+    for contender in sorted(contenders, key=lambda one: one.split()[0]):
         row = [cells.get((*column, contender)) for column in columns]
         texts = [f"{text_across_steps(r)} | " if r else "– | " for r in row]
         shares = [r["state_bytes"] / oracle["state_bytes"]
                   for r, oracle in zip(row, oracles, strict=True) if r]  # fmt: skip
         lines.append(f"| {contender} | {''.join(texts)}{max(shares):.2f} |")
-    used = source("across_steps", oracles, "../", part=lambda r: f"{r['place']} {r['model']}")
+    used = source(name, oracles, "../", part=lambda r: f"{r['place']} {r['model']}")
     lines += ["", used]
     return "\n".join(lines) + "\n"
 
