@@ -15,6 +15,10 @@ LATE_SIZES = [2 * MIB] * 20
 CASES = {
     "straggler": ("straggler", {"compute": lambda rank, step: 80 if rank == 1 else 60}),
     "slow loader": ("data loading", {"loading": lambda rank, step: 40}),
+    "a last step that ends before it loads": (
+        "data loading",
+        {"loading": lambda rank, step: 40 if step < 6 else 0},
+    ),
     "a loader without annotation": ("data loading", {"quiet": 50}),
     "tiny buckets": (
         "tiny buckets",

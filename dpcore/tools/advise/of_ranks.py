@@ -69,7 +69,8 @@ def loader(e: Evidence) -> Finding | None:
     # Workers deliver batches in bursts, so their mean counts. Without them all take as long,
     # and the least counts: a busy machine makes some late.
     of = statistics.fmean if e.workers else min
-    by_rank = [of([row[r] for row in loads]) for r in range(len(e.ranks))]
+    whole = loads if e.workers else loads[:-1] or loads  # the last step may end before it loads
+    by_rank = [of([row[r] for row in whole]) for r in range(len(e.ranks))]
     ms = max(by_rank)
     if ms < max(1.0, _LOADS * e.step_ms):
         return None
