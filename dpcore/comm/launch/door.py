@@ -311,12 +311,7 @@ class Door:
 
 def _listen(address: str) -> socket.socket:
     if address.startswith("\0"):
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            listener.bind(address)
-        except OSError:
-            listener.close()
-            raise
+        listener = _unix_socket(socket.socket.bind, address)
         listener.listen(_MOST)
         return listener
     host, port = _split(address)
@@ -407,13 +402,18 @@ def _connect(address: str) -> _Line:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
         return _Line(connection)
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    return _Line(_unix_socket(socket.socket.connect, address))
+
+
+def _unix_socket(use: Callable[[socket.socket, str], None], address: str) -> socket.socket:
+    """``use``: bind or connect."""
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        connection.connect(address)
+        use(made, address)
     except OSError:
-        connection.close()
+        made.close()
         raise
-    return _Line(connection)
+    return made
 
 
 def _ask(line: _Line, address: str, facts: Sequence[str]) -> Invitation:

@@ -6,7 +6,7 @@ processors then wait for each other's threads, and a step takes several times as
 MKL, from which torch has its sine, exponential and so on, chooses a kernel when each function is
 called for the first time. If several threads make that call together, one of them may compute its
 part with a kernel of low accuracy, in silence (pytorch#188792): in 3 of 700 processes on a busy
-machine, half of `x.sin()` was wrong by up to 2e-4. Ranks then no longer train the same model twice.
+machine, half of `x.sin()` was wrong by up to 2e-4. The same training then ends with other bits.
 """
 
 from __future__ import annotations

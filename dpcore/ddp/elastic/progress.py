@@ -24,7 +24,7 @@ def teller() -> Callable[..., None] | None:
 
     def tell(what: str, **facts: Any) -> None:
         said = {"what": what, "process": os.getpid(), "at": time.monotonic(), **facts}
-        with contextlib.suppress(OSError):  # nobody listens any more
+        with contextlib.suppress(OSError):  # dpcore chaos has ended
             line.sendto(json.dumps(said).encode(), address)
 
     return tell
