@@ -1,0 +1,25 @@
+"""A model with an LSTM trains with the defaults: its backward is oneDNN's, which frees what it has
+made."""
+
+import torch
+
+import dpcore as dp
+
+
+def gradients(comm, mode):
+    torch.manual_seed(0)
+    lstm = torch.nn.LSTM(512, 512, 2, batch_first=True)
+    model = dp.DataParallel(lstm, comm=comm, gradients=mode)
+    inputs = torch.randn(2, 4, 512)
+    for _ in range(8):
+        lstm.zero_grad()
+        model(inputs)[0].sum().backward()
+    return [parameter.grad.tolist() for parameter in lstm.parameters()]
+
+
+def both(comm):
+    return gradients(comm, None) == gradients(comm, "copied")
+
+
+def test_an_lstm_trains_with_the_defaults():
+    assert dp.spawn(both, 2) == [True, True]
