@@ -1,5 +1,4 @@
-"""A model with an LSTM trains with the defaults: its backward is oneDNN's, which frees what it has
-made."""
+"""A model with an LSTM, whose backward is oneDNN's, trains with the defaults."""
 
 import torch
 
