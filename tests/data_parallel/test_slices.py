@@ -1,5 +1,6 @@
 """Buckets that a schedule cuts into slices: the bits are those of whole buckets."""
 
+import copy
 from itertools import pairwise
 
 import pytest
@@ -86,10 +87,16 @@ class Credit(dpcore.LaunchSchedule):
         control.wait_for_all()
 
 
+torch.manual_seed(1)
+LAYERS = nn.Sequential(
+    *(nn.Sequential(nn.Linear(a, b), nn.Tanh()) for a, b in pairwise([24, 100, 24, 24, 7]))
+)
+
+
 def layers():
-    torch.manual_seed(1)
-    sizes = [24, 100, 24, 24, 7]
-    return nn.Sequential(*(nn.Sequential(nn.Linear(a, b), nn.Tanh()) for a, b in pairwise(sizes)))
+    """The same weights each time. Ranks that are threads share torch's generator: one that seeds
+    it and draws from it here would at times draw what another seeded."""
+    return copy.deepcopy(LAYERS)
 
 
 def weights(comm, schedule, across=False, **options):
