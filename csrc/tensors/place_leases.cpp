@@ -12,7 +12,7 @@ constexpr size_t kSlots = 4096;
 constexpr size_t kTried = 16;
 
 struct Slot {
-  std::atomic<const void*> place{nullptr};
+  std::atomic<const void*> place{nullptr};  // null: the slot is free
   std::atomic<bool> is_settled{false};
   c10::Storage memory;
 };
@@ -40,7 +40,7 @@ Slot* find_slot(const void* place, Fits fits) {
 }
 
 Slot* slot_of(const void* place) {
-  if (lease_table().leases.load(std::memory_order_acquire) == 0) {
+  if (place == nullptr || lease_table().leases.load(std::memory_order_acquire) == 0) {
     return nullptr;
   }
   return find_slot(place, [place](const Slot& slot) {

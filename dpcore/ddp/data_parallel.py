@@ -187,9 +187,7 @@ class DataParallel(FlushedBefore, TorchSurface):
         self._mistakes = Reports(mode_of(mistakes if virtual_ranks is None else "ignore"))
         self._gradients = arguments.gradients_of(gradients)
         is_warm = self._gradients == "born"
-        # oneDNN's backward of an LSTM ends the process where its gradients lie in buckets.
-        has_lstm = any(isinstance(part, torch.nn.LSTM) for part in module.modules())
-        if virtual_ranks is not None or has_lstm:
+        if virtual_ranks is not None:
             self._gradients = "copied"
         self._comm_hooks: list[tuple[Any, Any]] = []
         self._join_group(comm, process_group)
