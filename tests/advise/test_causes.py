@@ -1,5 +1,6 @@
 """Planted causes: the first line names each of them, and nothing else is said to be wrong."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -177,3 +178,11 @@ def test_gains_are_bounds_of_the_planted_time(tmp_path):
     (finding,) = advice_on(read_run(folder), [folder]).findings
     assert finding.basis == "bound"
     assert finding.low_ms == pytest.approx(50, abs=1) == finding.high_ms
+
+
+def test_one_giant_bucket_may_cost_all_that_is_exposed(tmp_path):
+    """Several smaller operations may be faster than one as well: this was seen of Gloo."""
+    folder = Planted(0, jitter=0.0, sends=[9]).write(tmp_path)
+    (finding,) = advice_on(read_run(folder), [folder]).wrong
+    (exposed,) = re.findall(r"; ([\d.]+) ms of a step are exposed", finding.evidence)
+    assert finding.high_ms == pytest.approx(float(exposed), rel=0.01)

@@ -73,16 +73,15 @@ def giant(e: Evidence) -> Finding | None:
     largest = max(buckets, key=lambda b: b.bytes, default=None)
     if largest is None or total < MIB or largest.bytes < _ONE * total:
         return None
-    gains = []
+    hideable = []
     for steps in e.ranks:
         for step in steps:
             one = max(step.buckets, key=lambda b: b.bytes)
             sizes = [nbytes for _, nbytes in step.arrivals]
             if step.arrivals and (not any(sizes) or max(sizes) > _ONE * sum(sizes)):
                 return None  # a gradient is not divided
-            gains.append(min(_wait_of(step), _hideable(one)))
-    high = statistics.median(gains)
-    if high < _WORTH * e.step_ms:
+            hideable.append(min(_wait_of(step), _hideable(one)))
+    if statistics.median(hideable) < _WORTH * e.step_ms:
         return None
     cap = max(2, round(total / MIB / _PIECES))
     most = max((nbytes for _, nbytes in e.ranks[0][0].arrivals), default=0)
@@ -102,8 +101,9 @@ def giant(e: Evidence) -> Finding | None:
             f"and it is sent after {shown(_at(e, lambda b: b.launch_ms))} ms; "
             f"{shown(waits_ms(e))} ms of a step are exposed"
         ),
-        high_ms=high,
-        why=f"in {_PIECES} pieces, what fits under the rest of backward",
+        # More than fits under backward in pieces: one huge operation may be slower than several.
+        high_ms=waits_ms(e),
+        why="all that is exposed",
         change=(
             f"DistributedDataParallel(model, bucket_cap_mb={cap})"
             if e.of_torch
