@@ -27,7 +27,7 @@ _AFTER_BACKWARD = ("sequential", "flat")
 
 def waits_ms(e: Evidence) -> float:
     """What a rank waits for the link in a step, and not for a late rank."""
-    return e.median(lambda step: max(0.0, step.exposed_ms - step.late_ms))
+    return e.median(_wait_of)
 
 
 def tiny(e: Evidence) -> Finding | None:
@@ -101,7 +101,7 @@ def giant(e: Evidence) -> Finding | None:
             f"and it is sent after {shown(_at(e, lambda b: b.launch_ms))} ms; "
             f"{shown(waits_ms(e))} ms of a step are exposed"
         ),
-        # More than fits under backward in pieces: one huge operation may be slower than several.
+        # One huge operation may be slower than several, so more than what they hide can be gained.
         high_ms=waits_ms(e),
         why="all that is exposed",
         change=(
