@@ -102,6 +102,11 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   int world() const { return group_->world(); }
   double timeout_s() const { return options_.timeout_s; }
   Endpoint& endpoint() const { return context_->endpoint(); }
+  // Where other hosts reach this rank, also when those of its ranks that live share one; empty
+  // where the ranks met without a network.
+  const std::string& address() const {
+    return (first_ ? *first_ : *this).context_->endpoint().address();
+  }
   Group& group() const { return *group_; }
   SharedState& shared() const { return *shared_; }
 

@@ -44,7 +44,7 @@ def lowest(run):
 
 def joined(
     founders, joiners, places=None, *, waits=((3, 1),), dead=(), transport="shm", faults="",
-    before=None, first=None, door=None, died=-9, cap=0.0005, trains=train,
+    before=None, first=None, door=None, died=-9, cap=0.0005, trains=train, hosts="",
 ):  # fmt: skip
     """Runs the ranks. ``waits``: at such a step the ranks wait until so many others have come to
     the door, or in. ``first(comm, number, door)`` is what a joiner does instead of training.
@@ -106,7 +106,9 @@ def joined(
         body,
         founders + joiners,
         timeout=60.0,
-        environment={"DPCORE_SECRET": "only ours"} | ({"DPCORE_FAULT": faults} if faults else {}),
+        environment={"DPCORE_SECRET": "only ours"}
+        | ({"DPCORE_FAULT": faults} if faults else {})
+        | ({"DPCORE_PRETEND_HOSTS": hosts} if hosts else {}),
         deadline=240.0,
         grace=200.0,
     )
@@ -153,6 +155,28 @@ def test_a_rank_joins_over_tcp(kind, tmp_path):
     ranks = trained(joined(2, 1, transport="tcp", door=door), 2)
     assert ranks[3:5] == [(0, 1), (0, 1, 2)]
     assert kind == "store" or not os.path.exists(path)
+
+
+def test_a_rank_joins_where_those_that_live_share_a_host_and_it_is_on_another(tmp_path):
+    """They need no network, and their door does."""
+    path = tmp_path / "door"
+    opened = []
+
+    def before(run, own):
+        publish = run._door._place.publish
+        run._door._place.publish = lambda address: (opened.append(address), publish(address))
+
+    def trains(*given, **named):
+        return *train(*given, **named), tuple(opened)
+
+    outcomes = joined(
+        3, 1, {(2, "in backward"): (0,)}, waits=[(5, 1)], dead=(0,), transport="shm+tcp",
+        door=lambda name: f"file://{path}", hosts="a,b,b,a", before=before, trains=trains,
+    )  # fmt: skip
+    doors = {number: done[3] for number, done in outcomes.items()}
+    assert [address.startswith("127.0.0.1:") for address in doors[1]] == [True], doors
+    ranks = trained({number: done[:3] for number, done in outcomes.items()}, 3)
+    assert ranks[3] == (1, 2) and ranks[-1] == (1, 2, 3)
 
 
 def test_a_rank_joins_one_that_is_alone():

@@ -261,8 +261,11 @@ class Door:
         while True:
             try:
                 connection, _ = listener.accept()
-            except OSError:  # closed
-                return
+            except OSError:  # closed, or of a connection whose network has failed since
+                if self._listener is not listener:
+                    return
+                time.sleep(_LOOK_SECONDS)
+                continue
             if len(self._waiting) >= _MOST:
                 connection.close()
                 continue
