@@ -1,10 +1,12 @@
 """dpcore chaos: ranks are killed, stopped and started again, and the figures are right."""
 
 import json
+import socket
 
 import pytest
 
 from dpcore.__main__ import main
+from dpcore.ddp.elastic.progress import VARIABLE, teller
 from dpcore.tools.chaos.faults import faults
 from dpcore.tools.chaos.figures import Struck
 from dpcore.tools.chaos.job import Step
@@ -37,6 +39,25 @@ def test_a_program_that_fails_is_told(capfd):
 def test_what_it_cannot_do_it_says(arguments, says, capfd):
     assert main(["chaos", *arguments]) == 2
     assert says in capfd.readouterr().err
+
+
+def test_ranks_do_not_wait_for_the_command_to_listen(tmp_path, monkeypatch):
+    address = str(tmp_path / "told")
+    monkeypatch.setenv(VARIABLE, address)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line:
+        line.bind(address)
+        tell = teller()
+        for step in range(2000):  # more than any socket holds
+            tell("step", step=step)
+        line.setblocking(False)
+        heard, told = [], 2000
+        while len(heard) < told:
+            try:
+                heard.append(json.loads(line.recv(1 << 16))["step"])
+            except BlockingIOError:
+                tell("step", step=told)  # takes along what was not sent
+                told += 1
+    assert heard == list(range(told))
 
 
 def test_faults_follow_from_the_seed():

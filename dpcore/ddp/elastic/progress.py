@@ -1,6 +1,7 @@
 """What ``dpcore chaos`` hears of a rank: a line for each step that it finishes, cuts or comes to.
 
-Its address is in DPCORE_CHAOS, a datagram socket in a folder. Without it nothing is said.
+Its address is in DPCORE_CHAOS, a datagram socket in a folder. Without it nothing is said. A rank
+never waits for the command to listen: what the socket does not take goes before the next line.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ import json
 import os
 import socket
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 VARIABLE = "DPCORE_CHAOS"
+_MOST_UNSENT = 1 << 16
 
 
 def teller() -> Callable[..., None] | None:
@@ -21,10 +24,15 @@ def teller() -> Callable[..., None] | None:
     if not (address := os.environ.get(VARIABLE)):
         return None
     line = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    line.setblocking(False)
+    unsent: deque[bytes] = deque(maxlen=_MOST_UNSENT)
 
     def tell(what: str, **facts: Any) -> None:
         said = {"what": what, "process": os.getpid(), "at": time.monotonic(), **facts}
-        with contextlib.suppress(OSError):  # dpcore chaos has ended
-            line.sendto(json.dumps(said).encode(), address)
+        unsent.append(json.dumps(said).encode())
+        with contextlib.suppress(OSError):  # dpcore chaos has ended, or does not listen now
+            while unsent:
+                line.sendto(unsent[0], address)
+                unsent.popleft()
 
     return tell

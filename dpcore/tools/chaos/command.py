@@ -97,13 +97,13 @@ class Chaos:
         try:
             self._train()
             self._ended = time.monotonic()
-            if is_own and not self._problems["hangs"]:
-                self._check_bits()
         finally:
             for _, end, argument in self._ends:
                 end(argument)
             left = self._job.end()
         self._problems["left"] += [f"process {pid} does not end" for pid in left]
+        if is_own and not self._problems["hangs"]:
+            self._check_bits()
         return self._figures()
 
     def _train(self) -> None:
