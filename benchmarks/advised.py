@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import json
 import os
+import socket
 import statistics
 import subprocess
 import sys
@@ -45,7 +46,6 @@ SHAPES = {
     "gpt2": [8192 * 256, *(_BLOCK * 6)],
 }
 _BATCH, _SAMPLE_MS = 8, 6.0
-_PORT = 29631
 _PATIENCE = 300.0
 
 
@@ -140,7 +140,10 @@ def recorded(case: Case, setting: dict[str, Any], steps: int) -> Advice:
     with tempfile.TemporaryDirectory() as place, contextlib.ExitStack() as stack:
         job = asdict(case) | {"setting": setting, "steps": steps, "folder": place}
         command = [sys.executable, "-m", "benchmarks.advised", "--rank", json.dumps(job)]
-        environment = {**os.environ, "WORLD_SIZE": str(case.world), "MASTER_PORT": str(_PORT)}
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            port = probe.getsockname()[1]
+        environment = {**os.environ, "WORLD_SIZE": str(case.world), "MASTER_PORT": str(port)}
         made = None
         if case.link:
             made = stack.enter_context(namespaces.hosts(case.world))
