@@ -111,8 +111,7 @@ void register_communicator(py::module_& m) {
           },
           py::arg("count"), py::arg("invite"), py::arg("are_gone"), py::arg("patience"))
       .def_property_readonly("timeout", [](const PyCommunicator& c) { return c.core->timeout_s(); })
-      .def_property_readonly("address",
-                             [](const PyCommunicator& c) { return c.core->address(); })
+      .def_property_readonly("address", [](const PyCommunicator& c) { return c.core->address(); })
       .def("let_go_of_before",
            [](const Comm& comm) {
              const py::gil_scoped_release no_gil;
