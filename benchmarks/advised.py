@@ -30,6 +30,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import DataLoader, Dataset
 
+from benchmarks.harness.figures import source
 from benchmarks.harness.sleeping import Nap
 from dpcore.tools import hosts as namespaces
 from dpcore.tools.advise.advice import Advice, advice_on
@@ -190,6 +191,23 @@ def measured(case: Case, rounds: int, steps: int) -> dict[str, Any]:
         "afters_ms": [advice.evidence.step_ms for advice in afters],
         "left": [[finding.cause for finding in advice.wrong] for advice in afters],
     }
+
+
+def table_of_advised(records: list[dict[str, Any]]) -> str:
+    """Of docs/slow.md."""
+    lines = [
+        "| planted, and named first | before | after | gained | said |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for record in records:
+        named = record["cause"]
+        named += "" if record["named"] == named else f" (named: {record['named'] or 'nothing'})"
+        keys = ("before_ms", "after_ms", "gained_ms")
+        times = " | ".join(f"{record[key]:.0f} ms" for key in keys)
+        said = f"{record['low_ms']:.0f} to {record['high_ms']:.0f} ms"
+        lines.append(f"| {named} | {times} | {said} |")
+    what = "A step of torch DDP over Gloo on 4 ranks, medians of one run"
+    return "\n".join([*lines, "", source("advised", records, "../", what), ""])
 
 
 def main() -> None:

@@ -9,16 +9,19 @@ same ranks take each step. Nothing may hang, and nothing may be left: no process
 from __future__ import annotations
 
 import os
+import statistics
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.harness.figures import source
 from benchmarks.harness.options import script_parser
 from dpcore.tools import hosts as namespaces
 from dpcore.tools.chaos.command import Chaos
 from dpcore.tools.chaos.faults import faults
+from dpcore.tools.chaos.figures import percentile
 from dpcore.tools.records import ROOT, keep, run_facts
 
 _SCENES = {"host": (1, ["kill", "pair", "stop"]), "hosts": (2, ["kill", "stop", "cut", "slow"])}
@@ -49,6 +52,32 @@ def measured(scene: str, options: Any) -> dict[str, Any]:
     figures.left += [f"/dev/shm/{name}" for name in left_in_memory() - before]
     print(f"{scene}\n{figures.text()}\n", flush=True)
     return {"scene": scene, **figures.as_json()}
+
+
+_TABLE = [
+    "| | faults | steps (repeated) | kill to next step | wrong or left | goodput |",
+    "|---|---|---:|---|---|---:|",
+]
+
+
+def table_of_chaos(records: list[dict[str, Any]]) -> str:
+    """Of docs/failures.md."""
+    lines = list(_TABLE)
+    for record in records:
+        faults = ", ".join(f"{count} {kind}" for kind, count in sorted(record["faults"].items()))
+        times = [seconds * 1e3 for seconds in record["kill_to_step"]]
+        said = (
+            f"{statistics.median(times):.0f} ms, p95 {percentile(times, 0.95):.0f} ms, "
+            f"slowest {max(times):.0f} ms ({len(times)})"
+        )
+        wrong = "; ".join([*record["hangs"], *record["wrong"], *record["left"]]) or "nothing"
+        place = {"host": "one host", "hosts": "two hosts"}[record["scene"]]
+        steps = f"{record['steps']} ({record['repeated']})"
+        lines.append(
+            f"| {place} | {faults} | {steps} | {said} | {wrong} | {record['goodput']:.2f} |"
+        )
+    what = f"{records[0]['ranks']} ranks, one run"
+    return "\n".join([*lines, "", source("chaos", records, "../", what), ""])
 
 
 if __name__ == "__main__":

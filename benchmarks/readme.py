@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.advised import table_of_advised
+from benchmarks.chaos import table_of_chaos
 from benchmarks.harness import collective_tables as collectives
 from benchmarks.harness import first_screen_tables as first_screen
 from benchmarks.harness import step_tables as steps
@@ -22,6 +24,7 @@ from benchmarks.harness.mistakes_table import table_of_mistakes
 from benchmarks.harness.simulated_table import figures_of_residuals, table_of_simulated
 from benchmarks.harness.strategies_table import table_of_torch_parallel
 from benchmarks.plans import table_of_plans
+from benchmarks.virtual_ranks import table_of_virtual_ranks
 
 ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -60,9 +63,12 @@ DOCUMENTS: dict[str, dict[str, Callable[[list[dict[str, Any]]], str]]] = {
     },
     "docs/torch_distributed.md": {"torch_parallel": table_of_torch_parallel},
     "docs/gpu.md": {"gpu": table_of_gpu},
+    "docs/failures.md": {"chaos": table_of_chaos},
     "docs/mistakes.md": {"mistakes": table_of_mistakes},
     "docs/plans.md": {"plans": table_of_plans},
     "docs/simulator.md": {"simulated": table_of_simulated},
+    "docs/slow.md": {"advised": table_of_advised},
+    "docs/virtual_ranks.md": {"virtual_ranks": table_of_virtual_ranks},
     "dpcore/tools/simulate/residuals.py": {"residuals": figures_of_residuals},
 }
 

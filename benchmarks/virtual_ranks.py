@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 import dpcore as dp
+from benchmarks.harness.figures import source
 from benchmarks.harness.options import script_parser
 from dpcore.tools.compare.training.models import MODELS
 from dpcore.tools.ratios import estimate, in_turn, of_slowest_rank
@@ -86,6 +87,22 @@ def measure(comm: Any, name: str, shards: int, rounds: int) -> dict[str, list[fl
         for kind in in_turn(list(contenders), number):
             found[kind].append(step(kind))
     return found
+
+
+def table_of_virtual_ranks(records: list[dict[str, Any]]) -> str:
+    """Of docs/virtual_ranks.md."""
+    lines = ["| ranks | steps | sha256 of the weights |", "|---:|---:|---|"]
+    for record in records:
+        if "sha256" in record:
+            digests = ", ".join(f"`{digest[:16]}...`" for digest in record["sha256"])
+            lines.append(f"| {record['world']} | {record['steps']} | {digests} |")
+    lines += ["", "| model | ranks | shards | of the time of accumulating (95%) |"]
+    lines += ["|---|---:|---:|---|"]
+    for record in records:
+        if ratio := record.get("ratio"):
+            said = f"{ratio['median']:.3f} ({ratio['low']:.3f} to {ratio['high']:.3f})"
+            lines.append(f"| {record['model']} | {record['world']} | {record['shards']} | {said} |")
+    return "\n".join([*lines, "", source("virtual_ranks", records, "../"), ""])
 
 
 if __name__ == "__main__":
