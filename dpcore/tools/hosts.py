@@ -1,5 +1,9 @@
 """Hosts on one machine: network namespaces with an address each, joined by a bridge in another.
 
+A cable keeps the order of what it carries. Linux takes a veth's packets in on the processor that
+sent them, so a process that moves between processors overtakes itself, and TCP takes that for a
+loss. Each end of a cable therefore takes its packets in on one processor only (rps_cpus).
+
 Needs the rights of root and iproute2. Everything goes when the context ends, and the kernel takes
 namespaces away with their last process and name.
 """
@@ -23,6 +27,25 @@ CONGESTION_CONTROL = "/proc/sys/net/ipv4/tcp_congestion_control"
 # for 200 ms every ten seconds, now in the turn of one contender and now in that of another. reno is
 # part of every kernel. And a connection keeps its rate while the others have their turns.
 TCP = {CONGESTION_CONTROL: "reno", "/proc/sys/net/ipv4/tcp_slow_start_after_idle": "0"}
+
+
+_STEERING = "/sys/class/net/{}/queues/rx-0/rps_cpus"
+
+
+def _processor_of(host: int) -> str:
+    """Which takes in what comes to a host; half of them are left to the ranks."""
+    usable = sorted(os.sched_getaffinity(0))
+    return _mask(usable[host % max(1, len(usable) // 2)])
+
+
+def _mask(processor: int) -> str:
+    """As the kernel wants it.
+
+    >>> _mask(0), _mask(5), _mask(33)
+    ('1', '20', '2,00000000')
+    """
+    words, bit = divmod(processor, 32)
+    return f"{1 << bit:x}" + ",00000000" * words
 
 
 def ip(*words: str) -> None:
@@ -138,6 +161,10 @@ def hosts(count: int) -> Iterator[Hosts]:
             ip("-n", name, "link", "set", "eth0", "up")
             for file, value in TCP.items():
                 ip("netns", "exec", name, "sh", "-c", f"echo {value} > {file}")
+            for space, device in ((name, "eth0"), (made.switch, f"p{i}")):
+                file = _STEERING.format(device)  # not there where the kernel can't
+                write = f"[ ! -e {file} ] || echo {_processor_of(i)} > {file}"
+                ip("netns", "exec", space, "sh", "-c", write)
         yield made
     finally:
         for name in (*made.names, made.switch):

@@ -1,8 +1,10 @@
 """Contenders over TCP: between hosts of their own, and kept from the memory that these share."""
 
+import contextlib
 import json
 import os
 import subprocess
+import sys
 
 import pytest
 
@@ -75,3 +77,55 @@ def test_network_over_a_shaped_link(tmp_path):
         assert record["settings"]["link"] == "200mbit"
         # The shaper lets a burst of 64 KiB through at once.
         assert record["min_s"] > 0.9 * (record["bytes"] - (64 << 10)) / 25e6, record["contender"]
+
+
+EXCHANGE = """
+import os, socket, sys, threading
+if sys.argv[1] == "0":
+    listener = socket.create_server(("10.77.0.1", 7000))
+    print("listens", flush=True)
+    line, _ = listener.accept()
+else:
+    line = socket.create_connection(("10.77.0.1", 7000))
+
+def send():
+    processors = sorted(os.sched_getaffinity(0))
+    for number in range(200):
+        os.sched_setaffinity(0, {processors[number % len(processors)]})
+        line.sendall(bytes(16384))
+    line.shutdown(socket.SHUT_WR)
+
+threading.Thread(target=send).start()
+while line.recv(1 << 18):
+    pass
+rows = [row.split() for row in open("/proc/net/netstat") if row.startswith("TcpExt")]
+print(dict(zip(*rows))["TCPOFOQueue"])
+"""
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not() or "namespaces can be made")
+def test_each_end_of_a_cable_takes_its_packets_in_on_one_processor():
+    with hosts(2) as made:
+        ends = [(made.names[host], "eth0") for host in range(2)]
+        ends += [(made.switch, f"p{host}") for host in range(2)]
+        for space, device in ends:
+            file = f"/sys/class/net/{device}/queues/rx-0/rps_cpus"
+            read = ["ip", "netns", "exec", space, "cat", file]
+            said = subprocess.run(read, capture_output=True, text=True, check=True).stdout
+            assert int(said.replace(",", ""), 16).bit_count() == 1, (space, device, said)
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not() or "namespaces can be made")
+def test_a_cable_keeps_the_order_of_what_it_carries():
+    """Senders move between processors, which other programs keep busy."""
+    with contextlib.ExitStack() as stack:
+        made = stack.enter_context(hosts(2))
+        made.shape("100mbit", "16kb")
+        for _ in os.sched_getaffinity(0):
+            busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+            stack.callback(busy.wait)
+            stack.callback(busy.kill)
+        first = made.start(0, EXCHANGE.replace("sys.argv[1]", "'0'"), {})
+        assert first.stdout.readline() == "listens\n"
+        second = made.start(1, EXCHANGE.replace("sys.argv[1]", "'1'"), {})
+        assert [one.communicate(timeout=60) for one in (first, second)] == [("0\n", "")] * 2
