@@ -30,7 +30,7 @@ print("met", flush=True)
 HANGS = {
     "stopped": (
         "comm.all_reduce(t)",
-        "os.kill(os.getpid(), signal.SIGSTOP)",
+        "time.sleep(1.5); os.kill(os.getpid(), signal.SIGSTOP)",  # it has heard of rank 0's call
         [1], "all_reduce", "has said nothing for", "is stopped, by SIGSTOP",
     ),
     "calls nothing": (
@@ -117,7 +117,7 @@ def hanging():
         for ranks in jobs.values():
             for rank in ranks:
                 assert rank.stdout.readline() == "met\n", rank.communicate()
-        time.sleep(4.5)  # beyond what silence takes to be noticed
+        time.sleep(6.0)  # beyond what silence takes to be noticed
         yield made, {name: [rank.pid for rank in ranks] for name, ranks in jobs.items()}
 
 
