@@ -162,8 +162,8 @@ def hosts(count: int) -> Iterator[Hosts]:
             for file, value in TCP.items():
                 ip("netns", "exec", name, "sh", "-c", f"echo {value} > {file}")
             for space, device in ((name, "eth0"), (made.switch, f"p{i}")):
-                file = _STEERING.format(device)  # not there where the kernel can't
-                write = f"[ ! -e {file} ] || echo {_processor_of(i)} > {file}"
+                file = _STEERING.format(device)  # not everywhere there, or to be written
+                write = f"[ ! -w {file} ] || echo {_processor_of(i)} > {file}"
                 ip("netns", "exec", space, "sh", "-c", write)
         yield made
     finally:
