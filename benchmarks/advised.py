@@ -14,7 +14,6 @@ import argparse
 import contextlib
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -141,10 +140,8 @@ def recorded(case: Case, setting: dict[str, Any], steps: int) -> Advice:
     with tempfile.TemporaryDirectory() as place, contextlib.ExitStack() as stack:
         job = asdict(case) | {"setting": setting, "steps": steps, "folder": place}
         command = [sys.executable, "-m", "benchmarks.advised", "--rank", json.dumps(job)]
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            port = probe.getsockname()[1]
-        environment = {**os.environ, "WORLD_SIZE": str(case.world), "MASTER_PORT": str(port)}
+        port = str(namespaces.free_port())
+        environment = {**os.environ, "WORLD_SIZE": str(case.world), "MASTER_PORT": port}
         made = None
         if case.link:
             made = stack.enter_context(namespaces.hosts(case.world))

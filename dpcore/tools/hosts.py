@@ -14,6 +14,7 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -46,6 +47,13 @@ def _mask(processor: int) -> str:
     """
     words, bit = divmod(processor, 32)
     return f"{1 << bit:x}" + ",00000000" * words
+
+
+def free_port() -> int:
+    """Of this host, at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def ip(*words: str) -> None:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from dpcore.ddp.elastic.progress import VARIABLE
-from dpcore.tools.hosts import Hosts
+from dpcore.tools.hosts import Hosts, free_port
 
 _MOST_BYTES = 1 << 16
 _END_SECONDS = 10.0
@@ -76,9 +76,6 @@ class Job:
         address = str(Path(self._folder.name) / "told")
         self._line.bind(address)
         token = secrets.token_hex(8)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
         door = f"file://{self._folder.name}/door" if hosts else f"chaos-{token}"
         self._environment: Mapping[str, str] = {
             **os.environ,
@@ -87,7 +84,7 @@ class Job:
             "DPCORE_SECRET": secrets.token_hex(16),
             "WORLD_SIZE": str(world),
             "MASTER_ADDR": hosts.address(0) if hosts else "127.0.0.1",
-            "MASTER_PORT": str(port),
+            "MASTER_PORT": str(free_port()),
         }
         self.ranks: list[Started] = []
         self.steps: dict[int, Step] = {}

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -44,7 +43,7 @@ def run_job(
     job: Job, on_line: Callable[[dict[str, Any]], None], hosts: namespaces.Hosts | None = None
 ) -> dict[str, Any]:
     """The result of rank 0. `on_line` gets what it says in between."""
-    port = PORT if hosts is not None else _free_port()
+    port = PORT if hosts is not None else namespaces.free_port()
     environment = {**os.environ, "WORLD_SIZE": str(job.world), "MASTER_PORT": str(port)}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.getenv("PYTHONPATH")]))
     if hosts is not None:
@@ -109,9 +108,3 @@ def _line(text: str) -> dict[str, Any] | None:
         return dict(json.loads(text))
     except ValueError:
         return None
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
