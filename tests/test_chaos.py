@@ -47,6 +47,7 @@ def test_ranks_do_not_wait_for_the_command_to_listen(tmp_path, monkeypatch):
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line:
         line.bind(address)
         tell = teller()
+        assert teller() is tell  # or the lines of two would overtake each other
         for step in range(2000):  # more than any socket holds
             tell("step", step=step)
         line.setblocking(False)
