@@ -9,7 +9,6 @@ same ranks take each step. Nothing may hang, and nothing may be left: no process
 from __future__ import annotations
 
 import os
-import statistics
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from benchmarks.harness.options import script_parser
 from dpcore.tools import hosts as namespaces
 from dpcore.tools.chaos.command import Chaos
 from dpcore.tools.chaos.faults import faults
-from dpcore.tools.chaos.figures import percentile
+from dpcore.tools.chaos.figures import in_ms
 from dpcore.tools.records import ROOT, keep, run_facts
 
 _SCENES = {"host": (1, ["kill", "pair", "stop"]), "hosts": (2, ["kill", "stop", "cut", "slow"])}
@@ -65,11 +64,7 @@ def table_of_chaos(records: list[dict[str, Any]]) -> str:
     lines = list(_TABLE)
     for record in records:
         faults = ", ".join(f"{count} {kind}" for kind, count in sorted(record["faults"].items()))
-        times = [seconds * 1e3 for seconds in record["kill_to_step"]]
-        said = (
-            f"{statistics.median(times):.0f} ms, p95 {percentile(times, 0.95):.0f} ms, "
-            f"slowest {max(times):.0f} ms ({len(times)})"
-        )
+        said = in_ms(record["kill_to_step"])
         wrong = "; ".join([*record["hangs"], *record["wrong"], *record["left"]]) or "nothing"
         place = {"host": "one host", "hosts": "two hosts"}[record["scene"]]
         steps = f"{record['steps']} ({record['repeated']})"

@@ -64,10 +64,10 @@ class Figures:
             ("faults", kinds or "none"),
             ("ranks that joined", str(self.joined)),
             ("steps", f"{self.steps} finished, {self.repeated} of them repeated"),
-            ("a step", _in_ms([self.step])),
-            ("kill to next step", _in_ms(self.kill_to_step)),
-            ("stop to next step", _in_ms(self.stop_to_step)),
-            ("start to first step", _in_ms(self.start_to_step)),
+            ("a step", in_ms([self.step])),
+            ("kill to next step", in_ms(self.kill_to_step)),
+            ("stop to next step", in_ms(self.stop_to_step)),
+            ("start to first step", in_ms(self.start_to_step)),
             ("goodput", f"{self.goodput:.3f} of {self.seconds:.1f} s"),
             ("hangs", "; ".join(self.hangs) or "none"),
             ("wrong bits", "; ".join(self.wrong) or "none"),
@@ -77,9 +77,10 @@ class Figures:
         return "\n".join(f"{name:{width}}  {said}" for name, said in rows)
 
 
-def _in_ms(seconds: Sequence[float]) -> str:
-    """
-    >>> _in_ms([0.1, 0.2, 0.3])
+def in_ms(seconds: Sequence[float]) -> str:
+    """Median, 95th percentile and slowest, and how many there are.
+
+    >>> in_ms([0.1, 0.2, 0.3])
     'median 200 ms, p95 300 ms, slowest 300 ms (3)'
     """
     if not seconds:
