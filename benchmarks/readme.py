@@ -24,6 +24,7 @@ from benchmarks.harness.mistakes_table import table_of_mistakes
 from benchmarks.harness.simulated_table import figures_of_residuals, table_of_simulated
 from benchmarks.harness.strategies_table import table_of_torch_parallel
 from benchmarks.plans import table_of_plans
+from benchmarks.survivors_beside import table_of_survivors_beside
 from benchmarks.virtual_ranks import table_of_virtual_ranks
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -66,6 +67,7 @@ DOCUMENTS: dict[str, dict[str, Callable[[list[dict[str, Any]]], str]]] = {
     "docs/failures.md": {"chaos": table_of_chaos},
     "docs/mistakes.md": {"mistakes": table_of_mistakes},
     "docs/plans.md": {"plans": table_of_plans},
+    "docs/recovery.md": {"survivors_beside": table_of_survivors_beside},
     "docs/simulator.md": {"simulated": table_of_simulated},
     "docs/slow.md": {"advised": table_of_advised},
     "docs/virtual_ranks.md": {"virtual_ranks": table_of_virtual_ranks},

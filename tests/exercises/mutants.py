@@ -20,6 +20,7 @@ from tests.exercises import (
     mutants_of_parts,
     mutants_of_scripts,
     mutants_of_sharing,
+    mutants_of_survivors,
     mutants_of_training,
 )
 
@@ -77,6 +78,7 @@ MUTANTS = [
         mutants_of_sharing,
         mutants_of_scripts,
         mutants_of_mistakes,
+        mutants_of_survivors,
     )
     for mutant in read(module.TEXT)
 ]

@@ -301,4 +301,28 @@ def train(comm, train_set, test_set, path, epochs):
     comm.barrier()
     load(model, path)
     return model, losses, accuracies
+
+== who_is_alive | what each rank knew at first, and as many rounds as ranks
+class Agreement:
+    def __init__(self, rank, world_size, dead):
+        self.world_size, self.left = world_size, world_size
+        self.known = {rank: sorted(dead)}
+
+    def message(self):
+        return {"known": self.known}
+
+    def hear(self, messages):
+        for message in messages.values():
+            self.known.update(message["known"])
+        self.left -= 1
+        if self.left == 0:
+            dead = {one for known in self.known.values() for one in known}
+            return [rank for rank in range(self.world_size) if rank not in dead]
+
+
+def may_go_on(world_size, dead, here):
+    silent = set(range(world_size)) - dead - here
+    if len(silent) == len(here):
+        return min(here) < min(silent)
+    return len(silent) < len(here)
 """

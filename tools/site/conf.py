@@ -21,7 +21,7 @@ NAVIGATION = {  # in the groups of docs/README.md
         docs/tour""",
     "Do: train": """docs/convert docs/frameworks docs/running docs/network docs/gpu docs/mpi
         docs/torch_distributed docs/compile docs/across_steps docs/local_updates docs/parallel
-        docs/virtual_ranks docs/failures""",
+        docs/virtual_ranks docs/failures docs/recovery""",
     "Do: see and measure": """docs/show docs/monitor docs/compare docs/simulator docs/plans
         docs/noise_scale docs/notebooks""",
     "Look up": """docs/data_parallel docs/own_schedule docs/variables docs/compatibility
