@@ -82,8 +82,7 @@ def told(ranks):
 
 def in_words(world, dead, knows, dying):
     noticed = [f"rank {rank} knows of {told(known)}" for rank, known in knows.items() if known]
-    parts = [f"of {world} ranks {told(dead)} are dead" if dead else f"all {world} ranks live"]
-    parts.append(" and ".join(noticed) or "nobody knows of any")
+    parts = [f"{world} ranks, dead at the start: {told(dead)}", *noticed]
     for rank, (number, reached) in sorted(dying.items(), key=lambda one: one[1][0]):
         parts.append(f"rank {rank} dies in round {number + 1}, its message reaches {told(reached)}")
     return "; ".join(parts)
@@ -164,8 +163,8 @@ def check_one_group(lab):
         if world == other_world and not (here & there or dead & there or here & others_dead):
             need(
                 False,
-                f"of {world} ranks {told(here)} go on, to whom {told(dead)} are dead, and so do "
-                f"{told(there)}, to whom {told(others_dead)} are dead",
+                f"of {world} ranks, both may go on: {told(here)} (known to be dead: {told(dead)}) "
+                f"and {told(there)} (known to be dead: {told(others_dead)})",
             )
 
 
@@ -176,6 +175,6 @@ def check_goes_on(lab):
         others = [rank for rank in range(world) if rank not in dead]
         twice = 2 * len(here)
         must = twice > len(others) or (twice == len(others) and others[0] in here)
-        words = f"of {world} ranks {told(here)} are here, and {told(dead)} known to be dead"
-        need(goes or not must, f"{words}: they may go on")
-        need(must or not goes, f"{words}: they may not go on")
+        words = f"{world} ranks, here: {told(here)}, known to be dead: {told(dead)}"
+        need(goes or not must, f"{words}: may go on")
+        need(must or not goes, f"{words}: may not go on")
