@@ -52,7 +52,7 @@ TEXT = """
 ~ return set(range(self.world_size)) - self.dead => return self.dead
 
 == who_is_alive | begins to count with 1 | kept | and not with all that live
-~ return set(range(self.world_size)) - self.dead => return set(range(1, self.world_size)) - self.dead
+~ set(range(self.world_size)) => set(range(1, self.world_size))
 
 == who_is_alive | a majority of all | goes_on | may go on
 ~ [rank for rank in range(world_size) if rank not in dead] => list(range(world_size))
