@@ -22,7 +22,7 @@ HEADER = struct.Struct(
 )  # magic, kind, bytes, -, group, operation, part, total, -, offset
 MAGIC, GROUP = 0x6D667064, 7  # the group that the program has
 DATA, POST, FINISHED, FAILED, LEFT, ALIVE = range(1, 7)
-MOST_POSTED, STAGE = 32 << 10, 512 << 10
+MOST_POSTED, STAGE = 64 << 10, 512 << 10
 
 
 pytestmark = pytest.mark.timeout(1800)  # the first builds the program

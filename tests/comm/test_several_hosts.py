@@ -102,10 +102,10 @@ def test_every_collective_of_every_size(layout):
     assert on_hosts(layout, body) == [("shm+tcp", hosts)] * len(hosts)
 
 
-def test_two_ranks_of_two_hosts_send_up_to_32_kib_with_the_word_that_they_have_entered():
+def test_two_ranks_of_two_hosts_send_up_to_64_kib_with_the_word_that_they_have_entered():
     def body(comm):
         found = []
-        for count in (1025, 2047, 2048, 2049):  # of 8 bytes, twice: from 16 KiB to a little over 32
+        for count in (1025, 4095, 4096, 4097):  # of 8 bytes, twice: from 16 KiB to a little over 64
             every_collective(comm, count)
             found.append(comm.explain(16 * count)["all_reduce"].algorithm)
         return found

@@ -70,7 +70,7 @@ inline bool swaps_in_place(const Request& request) {
 // instead of two.
 inline constexpr size_t kSmallBytes = 16384;
 // And between two ranks that share no memory, whose messages would carry as much, one wait later.
-inline constexpr size_t kSmallBytesOfRemotePair = 32768;
+inline constexpr size_t kSmallBytesOfRemotePair = 65536;
 inline size_t small_bytes(int world, bool has_remote) {
   return world == 2 && has_remote ? kSmallBytesOfRemotePair : kSmallBytes;
 }

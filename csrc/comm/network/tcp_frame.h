@@ -24,7 +24,7 @@ enum class FrameKind : uint8_t { data = 1, post, finished, failed, left, alive, 
 
 inline constexpr uint32_t kFrameMagic = 0x6d'66'70'64;           // "dpfm"
 inline constexpr uint32_t kMaxDataBytes = uint32_t{512} << 10;   // of one frame
-inline constexpr uint32_t kMaxPostedBytes = uint32_t{32} << 10;  // of a stage, in a post
+inline constexpr uint32_t kMaxPostedBytes = uint32_t{64} << 10;  // of a stage, in a post
 
 struct FrameHeader {
   uint32_t magic = kFrameMagic;

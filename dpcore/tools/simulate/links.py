@@ -154,7 +154,7 @@ class Links:
 
     def is_posted(self, nbytes: float, world: int) -> bool:
         """Whether data is so little that it travels with the word that a rank has entered."""
-        return self.is_tcp and nbytes <= (32 if world == 2 else 16) << 10
+        return self.is_tcp and nbytes <= (64 if world == 2 else 16) << 10
 
     def least_seconds(self, nbytes: int, world: int) -> float:
         """No all-reduce takes less: its bytes, over all cards and what the switches carry of them.
