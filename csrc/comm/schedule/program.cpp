@@ -13,7 +13,7 @@ namespace {
 
 // How far the first messages of a step may be ahead of the last ones. Ranks are out of step by some
 // messages, and a NIC that waits for its turn needs something else to send meanwhile.
-constexpr size_t kSegmentsAhead = 4;
+constexpr size_t kSegmentsAhead = 2;
 
 uint64_t hash_of(const Schedule& schedule) {
   Fnv hash;

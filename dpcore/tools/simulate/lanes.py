@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from dpcore.reference import Move, Schedule
 
-SEGMENTS_AHEAD = 4  # how far the first messages of a step may be ahead of the last ones
+SEGMENTS_AHEAD = 2  # how far the first messages of a step may be ahead of the last ones
 
 
 class Turn(NamedTuple):
