@@ -172,7 +172,7 @@ def test_a_reader_that_goes_is_no_error(tmp_path):
         (["check"], "nothing was started in my_exercises: dpcore exercise start 1"),
         (["start"], "start: which one?"),
         (["start", "rang"], "there is no exercise 'rang'; is it ring?"),
-        (["start", "99"], "they are numbered 1 to 18"),
+        (["start", "99"], "they are numbered 1 to 19"),
         (["start", "1", "mine"], "start 1 takes no mine: --folder says where your files are"),
         (["check", "1", "nowhere.py"], "there is no nowhere.py"),
         (["hint", "1", "--json"], "--json goes with list and check"),
