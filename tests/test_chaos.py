@@ -2,6 +2,7 @@
 
 import json
 import socket
+import subprocess
 
 import pytest
 
@@ -11,7 +12,37 @@ from dpcore.tools.chaos.faults import faults
 from dpcore.tools.chaos.figures import Struck
 from dpcore.tools.chaos.job import Step
 
+# What the ranks' wall clock says jumps by hours, three times a second.
+JUMPING_CLOCK = """
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+extern "C" int clock_gettime(clockid_t which, struct timespec* time) {
+  const long failed = syscall(SYS_clock_gettime, which, time);
+  if (which == CLOCK_REALTIME || which == CLOCK_REALTIME_COARSE) {
+    timespec steady;
+    syscall(SYS_clock_gettime, CLOCK_MONOTONIC, &steady);
+    const long thirds = steady.tv_sec * 3 + steady.tv_nsec / 333333334;
+    time->tv_sec += (thirds * 2654435761 % 7 - 3) * 3600;
+  }
+  return static_cast<int>(failed);
+}
+"""
 
+
+@pytest.fixture(params=[False, True], ids=["", "the clock jumps"])
+def clock(request, tmp_path, monkeypatch):
+    if request.param:
+        library = tmp_path / "clock.so"
+        command = ["g++", "-x", "c++", "-shared", "-fPIC", "-o", library, "-"]
+        subprocess.run(command, input=JUMPING_CLOCK, text=True, check=True)
+        monkeypatch.setenv("LD_PRELOAD", str(library))
+        now = "date +%H; sleep 0.4; date +%H; sleep 0.4; date +%H"
+        hours = subprocess.run(["sh", "-c", now], capture_output=True, check=True).stdout.split()
+        assert len(set(hours)) > 1  # it does jump
+
+
+@pytest.mark.usefixtures("clock")
 def test_it_kills_stops_and_restarts_and_the_weights_are_right(capfd):
     arguments = ["--world", "3", "--mtbf", "0.2", "--faults", "2", "--seed", "23", "--json"]
     assert main(["chaos", *arguments]) == 0
