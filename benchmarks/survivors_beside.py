@@ -205,8 +205,8 @@ RANKS = {
 # ---- who starts and kills them ---------------------------------------------------------------
 
 
-def started(name: str, world: int, folder: str, port: int) -> list[list[str]]:
-    """The commands of a contender."""
+def started(name: str, world: int, port: int) -> list[list[str]]:
+    """The commands of a contender; a port is free."""
     rank = ["-m", "benchmarks.survivors_beside", "--rank", name]
     if name == "torchrun":
         launch = ["-m", "torch.distributed.run", "--nproc-per-node", str(world)]
@@ -261,7 +261,7 @@ def trial(name: str, world: int, number: int) -> dict[str, float]:
             environment["PYTHONPATH"] = ":".join(paths)
         log = stack.enter_context(open(f"{folder}/log", "w"))
         stack.callback(_end_ranks, folder)  # after their launchers
-        for command in started(name, world, folder, port):
+        for command in started(name, world, port):
             process = subprocess.Popen(
                 command, env=environment, stdout=log, stderr=log, start_new_session=True
             )
