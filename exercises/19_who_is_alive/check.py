@@ -94,29 +94,28 @@ def runs(on, student):
     for world in range(1, LARGEST + 1):
         for dead, knows in beginnings(world):
             for dying, found in every_run(student, world, knows):
-                judge(wrong, found, knows, in_words(world, dead, knows, dying))
+                for what, words in problems(found, knows):
+                    if what not in wrong:
+                        wrong[what] = f"{in_words(world, dead, knows, dying)}: {words}"
     return wrong
 
 
-def judge(wrong, found, knows, where):
+def problems(found, knows):
+    """(what does not hold, in which way) of the sets at which the ranks of a run arrive."""
+    noticed = set().union(*(knows[rank] for rank in found))
     for rank, alive in found.items():
         if alive is None:
-            wrong.setdefault(
-                "ends",
-                f"{where}: rank {rank} has no result after as many rounds as there are ranks",
-            )
+            yield "ends", f"rank {rank} has no result after as many rounds as there are ranks"
             return
-        noticed = set().union(*(knows[other] for other in found)) & alive
-        if noticed:
-            wrong.setdefault("noticed", f"{where}: rank {rank} goes on with {told(alive)}")
+        if noticed & alive:
+            yield "noticed", f"rank {rank} goes on with {told(alive)}"
         if set(found) - alive:
-            wrong.setdefault(
-                "kept",
-                f"{where}: rank {rank} goes on with {told(alive)}, and not with all that live",
-            )
+            yield "kept", f"rank {rank} goes on with {told(alive)}, and not with all that live"
     if len({frozenset(alive) for alive in found.values()}) > 1:
-        each = ", ".join(f"rank {rank} goes on with {told(alive)}" for rank, alive in found.items())
-        wrong.setdefault("same", f"{where}: {each}")
+        yield (
+            "same",
+            ", ".join(f"rank {rank} goes on with {told(alive)}" for rank, alive in found.items()),
+        )
 
 
 def check_same(lab):
