@@ -47,8 +47,8 @@ def joined(
     before=None, first=None, door=None, died=-9, cap=0.0005, trains=train, hosts="",
 ):  # fmt: skip
     """Runs the ranks. ``waits``: at such a step the ranks wait until so many others have come to
-    the door, or in. ``first(comm, number, door)`` is what a joiner does instead of training.
-    Returns what the ranks that live have reported, by their numbers in the job."""
+    the door, or in, or one was refused. ``first(comm, number, door)`` is what a joiner does instead
+    of training. Returns what the ranks that live have reported, by their numbers in the job."""
     name = f"joining-{uuid.uuid4().hex}"
     place = door or str
     at_port = str(place(name)).startswith("tcp:")  # where any rank of the host may listen
@@ -91,12 +91,15 @@ def joined(
 
                 def are_here():
                     run._door.open(run.comm)
-                    return run._next_number - founders + len(run._door._waiting) >= count
+                    came = run._next_number - founders + len(run._door._waiting) >= count
+                    return came or os.path.exists(f"{begins}/was told")
 
                 waited(are_here)
 
         if late and first is not None:
-            return number, first(comm, number, name)
+            said = first(comm, number, name)
+            Path(begins, "was told").touch()
+            return number, said
         done = trains(
             comm, places or {}, prepare, door=place(name), late=number if late else None, cap=cap
         )
@@ -237,7 +240,7 @@ def another_model(comm, number, name):
 
 
 def test_a_joiner_with_another_model_is_told_so_and_the_others_go_on():
-    outcomes = joined(2, 1, waits=(), first=another_model)
+    outcomes = joined(2, 1, first=another_model)
     said = outcomes.pop(2)
     assert "the job has the parameter 0.weight [40, 6]" in said
     assert "this rank has the parameter weight [1, 6]" in said
