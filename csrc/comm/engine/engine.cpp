@@ -389,7 +389,8 @@ void Engine::complete(size_t index, Operation::Status status) {
 
 namespace {
 
-// A sleep ends some time after it should; the rest is spent polling.
+// A sleep ends some time after it should; a thread that waits spends the rest polling. The progress
+// thread does not: the program computes beside it, and needs the processor.
 constexpr int64_t kWakeEarlyNs = 15'000;
 
 // By default the kernel adds up to 50 us to every sleep of a thread.
@@ -445,7 +446,8 @@ void Engine::sleep_on_bell(ProgressLock& lock, int64_t until_ns, Sleeper sleeper
     endpoint_->wake_own_threads();
     return;
   }
-  const int64_t left = std::min(until_ns, next_event - kWakeEarlyNs) - now_ns();
+  const int64_t early = sleeper == Sleeper::waits ? kWakeEarlyNs : 0;
+  const int64_t left = std::min(until_ns, next_event - early) - now_ns();
   if (next_event != INT64_MAX) {
     sleep_precisely();
   }

@@ -10,6 +10,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "comm/base/clock.h"
+
 namespace dpcore {
 namespace {
 
@@ -84,11 +86,14 @@ void ProgramRun::reset_progress(Running& running) {
     return;
   }
   running.sent.assign(lane[running.at].sends.size(), 0);
+  running.pushed.assign(lane[running.at].sends.size(), false);
   running.received.assign(lane[running.at].receives.size(), 0);
 }
 
 bool ProgramRun::step() {
   moved_ = false;
+  const int64_t until = task_.transport->held_back_until_ns();
+  holds_back_ = until > 0 && now_ns() < until;
   for (Running& running : window_) {
     while (!running.finished && advance(running)) {
       moved_ = true;
@@ -156,13 +161,14 @@ bool ProgramRun::send_all(Running& running, const LaneStep& step, std::byte* hom
   bool complete = true;
   for (size_t i = 0; i < step.sends.size(); ++i) {
     size_t& sent = running.sent[i];
-    if (!is_turn(running, step, i)) {
+    if (!is_turn(running, step, i) || (holds_back_ && running.pushed[i] && sent < bytes)) {
       complete = false;
     } else if (sent < bytes) {
       const size_t before = sent;
       const Message message{
           .tag = tag_of(running, step), .total = bytes, .priority = task_.priority};
       sent = task_.transport->push(step.sends[i], message, home, sent);
+      running.pushed[i] = true;
       sent_ += sent - before;
       moved_ |= sent != before;
       complete &= sent == bytes;

@@ -56,6 +56,7 @@ class ProgramRun {
     size_t at = 0;  // index in the lane
     bool finished = false;
     std::vector<size_t> sent;
+    std::vector<bool> pushed;  // the transport knows of it
     std::vector<size_t> received;
     std::vector<std::byte> gathered;  // contributions that are reduced together
   };
@@ -83,6 +84,7 @@ class ProgramRun {
   size_t sent_ = 0;
   size_t received_ = 0;
   bool moved_ = false;
+  bool holds_back_ = false;  // the transport, all that it knows of
   std::vector<const void*> operands_;
   std::vector<double> operand_factors_;
 };

@@ -58,6 +58,14 @@ int64_t Link::arrival_ns(Ticket ticket, int64_t now) {
   return arrival;
 }
 
+int64_t Link::earliest_ns() const {
+  int64_t earliest = egress_free_ns_;  // what the NIC has not taken arrives later
+  for (const Message& message : messages_) {
+    earliest = std::min(earliest, message.arrival_ns);
+  }
+  return earliest;
+}
+
 void Link::withdraw(Ticket ticket) {
   std::erase_if(messages_, [&](const Message& m) { return m.ticket == ticket; });
 }

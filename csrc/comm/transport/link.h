@@ -58,8 +58,8 @@ class Link {
   // When its last byte will have arrived; kUnknown while the NIC has not taken it. To be asked
   // until it is known: then the NIC forgets the message.
   int64_t arrival_ns(Ticket ticket, int64_t now);
-  // Nothing that the NIC has not taken yet arrives before.
-  int64_t earliest_ns() const { return egress_free_ns_; }
+  // No message whose arrival was not known when it was asked for arrives before.
+  int64_t earliest_ns() const;
   void withdraw(Ticket ticket);
   static constexpr int64_t kUnknown = INT64_MAX;
   static constexpr size_t kFragmentBytes = size_t{256} << 10;

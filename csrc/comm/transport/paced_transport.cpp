@@ -25,6 +25,7 @@ size_t PacedTransport::push(int peer, const Message& message, const std::byte* d
         link_->send(group_.member(peer), message.total - from, message.priority, now);
     found = in_transit_.insert(found, {peer, message.tag, ticket});
   }
+  next_arrival_ns_ = 0;
   if (found->arrival_ns == Link::kUnknown) {
     found->arrival_ns = link_->arrival_ns(found->ticket, now);
   }
@@ -34,10 +35,11 @@ size_t PacedTransport::push(int peer, const Message& message, const std::byte* d
   Message with_its_time = message;
   with_its_time.due_ns = found->arrival_ns;
   from = inner_->push(peer, with_its_time, data, from);
-  if (from == message.total) {
+  const bool waits_for_room = from < message.total;
+  waiting_for_room_ += (waits_for_room ? 1 : 0) - (found->waits_for_room ? 1 : 0);
+  found->waits_for_room = waits_for_room;
+  if (!waits_for_room) {
     in_transit_.erase(found);
-  } else {
-    found->waits_for_room = true;
   }
   return from;
 }
@@ -70,6 +72,8 @@ void PacedTransport::forget_all() {
     link_->withdraw(message.ticket);
   }
   in_transit_.clear();
+  waiting_for_room_ = 0;
+  next_arrival_ns_ = 0;
 }
 
 // Twice what is on the way at full speed: the answers of the peers take the latency as well.
@@ -86,13 +90,27 @@ bool PacedTransport::is_held_back(int peer) {
 }
 
 int64_t PacedTransport::next_event_ns() const {
-  int64_t next = std::min(ingress_busy_until_ns_, inner_->next_event_ns());
-  for (const InTransit& message : in_transit_) {
-    const bool is_known = message.arrival_ns != Link::kUnknown;
-    const int64_t arrival = is_known ? message.arrival_ns : link_->earliest_ns();
-    next = message.waits_for_room ? next : std::min(next, arrival);
+  return std::min({ingress_busy_until_ns_, inner_->next_event_ns(), next_arrival_ns()});
+}
+
+int64_t PacedTransport::held_back_until_ns() const {
+  return waiting_for_room_ > 0 ? 0 : next_arrival_ns();
+}
+
+// Many messages wait for the NIC, and each operation asks whenever something happens: so the answer
+// is kept until one of them moves.
+int64_t PacedTransport::next_arrival_ns() const {
+  if (next_arrival_ns_ == 0) {
+    const int64_t unknown = link_->earliest_ns();
+    next_arrival_ns_ = INT64_MAX;
+    for (const InTransit& message : in_transit_) {
+      const bool is_known = message.arrival_ns != Link::kUnknown;
+      const int64_t arrival = is_known ? message.arrival_ns : unknown;
+      next_arrival_ns_ =
+          message.waits_for_room ? next_arrival_ns_ : std::min(next_arrival_ns_, arrival);
+    }
   }
-  return next;
+  return next_arrival_ns_;
 }
 
 }  // namespace dpcore

@@ -30,6 +30,7 @@ class PacedTransport final : public Transport {
   bool takes_turns() const override { return inner_->takes_turns(); }
   size_t window_bytes() const override;
   int64_t next_event_ns() const override;
+  int64_t held_back_until_ns() const override;
   bool is_held_back(int peer) override;
   Sent sent() const override { return inner_->sent(); }
   std::vector<std::shared_ptr<std::byte>> take_blocks() override { return inner_->take_blocks(); }
@@ -44,11 +45,14 @@ class PacedTransport final : public Transport {
   };
 
   void forget_all();
+  int64_t next_arrival_ns() const;
 
   std::unique_ptr<Transport> inner_;
   std::shared_ptr<Link> link_;
   const Group& group_;
   std::vector<InTransit> in_transit_;
+  int waiting_for_room_ = 0;                   // of those in transit
+  mutable int64_t next_arrival_ns_ = 0;        // of the others; 0: to be found out
   int64_t ingress_busy_until_ns_ = INT64_MAX;  // seen by the last pull; INT64_MAX: it was free
 };
 

@@ -32,6 +32,8 @@ class Transport {
   virtual void give_up() {}
   // When a message that is held back may go on; INT64_MAX: none is.
   virtual int64_t next_event_ns() const { return INT64_MAX; }
+  // Before that, no message that was pushed and has not left can go on; 0: it may at any time.
+  virtual int64_t held_back_until_ns() const { return 0; }
   // Whether something of a peer that is gone may lie here and be held back. Asked at every check,
   // after nothing of it could be taken.
   virtual bool is_held_back(int) { return false; }
