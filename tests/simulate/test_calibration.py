@@ -25,6 +25,7 @@ MEASURED = {
     "tcp_message": 5e-6,
     "wake": 30e-6,
     "busy_wake": 2e-3,
+    "woken": 3e-5,
     "copied_byte": 1e-10,
     "reduced_byte": 1.5e-10,
     "fused_byte": 1.2e-10,
@@ -50,6 +51,7 @@ def test_what_is_written_is_read(tmp_path):
         tcp_byte=2.5e-10,
         wake=30e-6,
         busy_wake=2e-3,
+        woken=3e-5,
         update_call=4e-4,
         costs=costs.Costs(costs.Way(2e-6, 1e-6, 2e-10), DEFAULT_COSTS.network, 5e-11, str(path)),
     )

@@ -1,6 +1,5 @@
 """What communication costs processors, and how threads share cores."""
 
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -122,12 +121,12 @@ def test_computing_beside_an_operation_takes_longer():
 
 
 def test_a_driver_that_wakes_waits_for_a_core_that_computes():
-    """Until the computation is over, or Linux takes a core away from it; and not for one that is
-    free."""
+    """Until the computation is over, or Linux takes a core away from it, which has its price; and
+    not for one that is free."""
 
-    def ends(cores, computes, busy_wake=5e-3):
-        processors = Processors(**{**vars(COSTS), "cores": cores, "busy_wake": busy_wake})
-        processors = replace(processors, ranks=2)
+    def ends(cores, computes, busy_wake=5e-3, woken=0.0):
+        found = {"cores": cores, "busy_wake": busy_wake, "woken": woken, "ranks": 2}
+        processors = Processors(**vars(COSTS) | found)
         network = Network(2, Links.memory(), "auto", processors)
         for rank in range(2):
             begin = partial(network.compute, rank, computes, act=lambda _: None)
@@ -139,6 +138,9 @@ def test_a_driver_that_wakes_waits_for_a_core_that_computes():
     alone = ends(4, 0.1)
     assert alone == pytest.approx(2 * 10e-6, rel=0.2)  # it wakes up to enter, and to begin
     assert ends(2, 0.1) == pytest.approx(alone + 2 * 5e-3, rel=0.02)
+    # Two programs and one or two drivers share two cores.
+    assert 2 * 1e-3 < ends(2, 0.1, woken=1e-3) - ends(2, 0.1) < 4.01e-3
+    assert ends(4, 0.1, woken=1e-3) == alone
     assert ends(2, 0.1, busy_wake=0.0) == pytest.approx(alone, rel=0.2)
     assert ends(2, 2e-3) == pytest.approx(alone + 2e-3, rel=0.02)
 

@@ -24,8 +24,8 @@ from dpcore.errors import Unsupported
 _FORMAT = 1
 _WAYS = ("memory", "loopback", "network")
 _OF_PROCESSORS = (
-    "operation", "memory_operation", "message", "tcp_message", "wake", "busy_wake", "copied_byte",
-    "reduced_byte", "fused_byte", "tcp_byte", "update_call",
+    "operation", "memory_operation", "message", "tcp_message", "wake", "busy_wake", "woken",
+    "copied_byte", "reduced_byte", "fused_byte", "tcp_byte", "update_call",
 )  # fmt: skip
 _KEPT = (*_WAYS, "added_byte", *_OF_PROCESSORS, "after_pause")
 _LONGEST_FILE = 100_000

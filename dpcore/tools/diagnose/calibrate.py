@@ -4,8 +4,9 @@ The choice of algorithms needs the time of a step, a message and a byte: two ran
 messages, small ones back and forth, many small ones at once, and large ones. ``dpcore simulate``
 also needs what operations take of processors: the floor of an operation where nothing has to be
 waited for, a message within it, how long a thread takes to wake up, on idle cores and where all of
-them compute, a byte that is copied, added, or given to the kernel, while both ranks do so, and a
-call of an optimizer. Nothing is measured in training steps, which are to be predicted.
+them compute, and what that takes of a core then, a byte that is copied, added, or given to the
+kernel, while both ranks do so, and a call of an optimizer. Nothing is measured in training steps,
+which are to be predicted.
 
 By itself the command measures memory and loopback with two ranks of its own; behind a launcher that
 started ranks on several hosts, the network between them, for the machine of each host.
@@ -14,11 +15,12 @@ started ranks on several hosts, the network between them, for the machine of eac
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,9 +37,12 @@ _BURST = 32
 _LARGE = 8 << 20
 _TIMEOUT_SECONDS = 60.0
 _NEAR, _FAR = 1e-6, 1e-3  # latencies of emulated links: less than a thread's sleep, and more
+_SEGMENT = 64 << 10  # of a message in memory that ranks share
 _CHUNKS = 16  # as many messages as fit a mailbox
 _NAP_SECONDS = 1e-3  # about what a driving thread waits for a message
 _UPDATES = 8  # parameters of 1 MiB
+_DRIVEN = 16  # operations of 1 MiB at a time
+_DRIVEN_OVER = "1gbit,50us"  # where a message takes longer than a thread is awake
 _PAUSE_SECONDS = 0.3  # longer than Linux keeps the window of a silent connection on a short link
 
 
@@ -63,6 +68,7 @@ def _alone(seconds: float) -> dict[str, Any]:
         message = max(0.0, many - few) / 2 / (_CHUNKS - 1)  # one that is sent and one that is taken
         return few, message, _tcp_byte(comm, seconds) if comm.transport == "tcp" else 0.0
 
+    in_memory = on_two(lambda comm: _in_memory(comm, seconds), transport="shm")
     near, message, _ = on_two(floors, transport="shm", link=_link_of(_NEAR))
     far, _, _ = on_two(floors, transport="shm", link=_link_of(_FAR))
     _, tcp_message, tcp_byte = on_two(floors, transport="tcp")
@@ -79,9 +85,10 @@ def _alone(seconds: float) -> dict[str, Any]:
         "tcp_message": tcp_message,
         "wake": wake,
         "busy_wake": _busy_wake(seconds),
+        "woken": _woken(on_two, seconds, message, in_memory),
         "tcp_byte": tcp_byte,
         "update_call": on_two(lambda comm: _update_call(comm, seconds), transport="shm"),
-        **on_two(lambda comm: _in_memory(comm, seconds), transport="shm"),
+        **in_memory,
     }
 
 
@@ -217,28 +224,81 @@ def _in_memory(comm: Communicator, seconds: float) -> dict[str, float]:
 def _busy_wake(seconds: float) -> float:
     """Seconds that a thread which slept waits for a core, in the mean, while another process
     computes on each."""
-    import multiprocessing
-
-    context = multiprocessing.get_context("forkserver")
-    over = context.Event()
-    cores = os.cpu_count() or 1
-    begun = context.Barrier(cores + 1)
-    busy = [context.Process(target=_compute, args=(begun, over), daemon=True) for _ in range(cores)]
-    for process in busy:
-        process.start()
     late: list[float] = []
-    try:
-        begun.wait(_TIMEOUT_SECONDS)
+    with _busy(os.cpu_count() or 1):
         ends_at = time.perf_counter() + max(1.0, seconds)
         while time.perf_counter() < ends_at:
             begin = time.perf_counter()
             time.sleep(_NAP_SECONDS)
             late.append(time.perf_counter() - begin - _NAP_SECONDS)
+    return sum(late) / len(late)
+
+
+def _woken(
+    on_two: Callable[..., Any], seconds: float, message: float, costs: dict[str, float]
+) -> float:
+    """Seconds of a core, each time that a thread which drives operations has slept, beyond its
+    messages and bytes, while something computes on each."""
+    with _busy((os.cpu_count() or 1) - 2):
+        took, wakes, messages, nbytes = on_two(
+            lambda comm: _driven(comm, seconds), transport="shm", link=_DRIVEN_OVER
+        )
+    # Of two ranks, each sends all bytes, adds one half of them, and puts the other half in place.
+    per_byte = costs["copied_byte"] * 1.5 + costs["reduced_byte"] * 0.5
+    beyond = max(0.0, took - messages * message - nbytes * per_byte)
+    return float(beyond / max(1, wakes))
+
+
+def _driven(comm: Communicator, seconds: float) -> tuple[float, int, int, int]:
+    """Of the thread that drives operations beside a program that computes: seconds of a core, how
+    often it woke up, messages, and bytes."""
+    import numpy as np
+
+    one, other = (np.zeros(1 << 16, dtype=np.float32) for _ in range(2))
+    tensors = [comm.empty(1 << 18) for _ in range(_DRIVEN)]
+
+    def elsewhere() -> np.ndarray[Any, Any]:
+        whole, own = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_THREAD))
+        return np.array([
+            whole.ru_utime + whole.ru_stime - own.ru_utime - own.ru_stime,
+            whole.ru_nvcsw - own.ru_nvcsw,
+        ])  # fmt: skip
+
+    found: list[np.ndarray[Any, Any]] = []
+    ends_at = time.perf_counter() + max(1.0, 2 * seconds)
+    goes_on = np.ones(1)
+    while goes_on[0]:
+        comm.barrier()
+        before = elsewhere()
+        works = [comm.all_reduce(tensor, async_op=True) for tensor in tensors]
+        while not all(work.is_completed() for work in works):
+            np.multiply(one, other, out=one)
+        found.append(elsewhere() - before)
+        goes_on[0] = time.perf_counter() < ends_at
+        comm.broadcast(goes_on, 0)
+    took, wakes = sum(found[1:], np.zeros(2)) if len(found) > 1 else found[0]
+    rounds = max(1, len(found) - 1)
+    nbytes = rounds * sum(tensor.nbytes for tensor in tensors)
+    return float(took), int(wakes), 2 * nbytes // _SEGMENT, nbytes
+
+
+@contextlib.contextmanager
+def _busy(cores: int) -> Iterator[None]:
+    """Another process computes on each of so many."""
+    import multiprocessing
+
+    context = multiprocessing.get_context("forkserver")
+    over, begun = context.Event(), context.Barrier(max(0, cores) + 1)
+    busy = [context.Process(target=_compute, args=(begun, over), daemon=True) for _ in range(cores)]
+    for process in busy:
+        process.start()
+    try:
+        begun.wait(_TIMEOUT_SECONDS)
+        yield
     finally:
         over.set()
         for process in busy:
             process.join()
-    return sum(late) / len(late)
 
 
 def _compute(begun: Any, over: Any) -> None:

@@ -4,7 +4,7 @@ Each rank has a program thread, which computes, and one thread at a time that dr
 the progress thread, or the program's own while it waits. The threads of a host that want a core
 share its cores evenly, as equal threads do under Linux. A driving thread without work sleeps, and
 takes ``wake`` to run again. While computation has all cores, it then waits until one of them is
-free, or until Linux takes one away for it, after ``busy_wake``.
+free, or until Linux takes one away for it, after ``busy_wake``; that takes ``woken`` of the core.
 
 What they cost is in a file of ``dpcore calibrate``, of this machine or of the one whose job is
 predicted:
@@ -46,8 +46,9 @@ class Processors:
     ``reduced_byte``: to copy a byte, to add one to a sum, while all ranks do so. ``fused_byte``: to
     add a peer's byte and to write the sum to the peer, in shared memory. ``tcp_byte``: to give the
     kernel a byte, or to take it. ``wake``: until a thread that slept runs; ``busy_wake``: on cores
-    that all compute. ``update_call``: a call of the optimizer, beside its share of the parameters.
-    ``costs``: by which ``auto`` chooses.
+    that all compute; ``woken``: what that takes of a core then, beside the thread's work.
+    ``update_call``: a call of the optimizer, beside its share of the parameters. ``costs``: by
+    which ``auto`` chooses.
     """
 
     cores: float = 0
@@ -62,6 +63,7 @@ class Processors:
     tcp_byte: float = 0.0
     wake: float = 0.0
     busy_wake: float = 0.0
+    woken: float = 0.0
     update_call: float = 0.0
     costs: Costs = DEFAULT_COSTS
 
@@ -119,15 +121,20 @@ class _Host:
 
         self.run(seconds, now, is_through)
 
-    def get_core(self, patience: float, now: float, act: Act) -> None:
-        """A driver is awake and wants one that no program computes on. It gets one after its
-        ``patience`` in any case."""
+    def get_core(self, patience: float, price: float, now: float, act: Act) -> None:
+        """A driver is awake and wants one that no program computes on. After its ``patience`` it
+        takes one away, which has its ``price``."""
         if not patience or self._computing < self._cores or not self._cores:
             act(now)
             return
         waiting = [act]
         self._awake.append(waiting)
-        self._at(now + patience, partial(self._give_core, waiting))
+
+        def take(moment: float) -> None:
+            if waiting:
+                self.run(price, moment, waiting.pop())
+
+        self._at(now + patience, take)
 
     @staticmethod
     def _give_core(waiting: list[Act], now: float) -> None:
@@ -205,8 +212,9 @@ class Threads:
             if is_awake:
                 self._at(now, run)
             else:
-                get = partial(self._host_of[rank].get_core, self._processors.busy_wake, act=run)
-                self._at(now + self._processors.wake, get)
+                costs = self._processors
+                get = partial(self._host_of[rank].get_core, costs.busy_wake, costs.woken, act=run)
+                self._at(now + costs.wake, get)
 
     def _next(self, rank: int, now: float) -> None:
         driver = self._drivers[rank]
@@ -226,7 +234,7 @@ class Threads:
 
 _NEEDED = (
     "memory", "added_byte", "operation", "memory_operation", "message", "tcp_message", "wake",
-    "busy_wake", "copied_byte", "reduced_byte", "fused_byte", "tcp_byte", "update_call",
+    "busy_wake", "woken", "copied_byte", "reduced_byte", "fused_byte", "tcp_byte", "update_call",
 )  # fmt: skip
 
 
