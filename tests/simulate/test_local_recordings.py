@@ -1,5 +1,6 @@
 """Traces of LocalSGD and DiLoCo: what they say, what is shown, and what is predicted from them."""
 
+import csv
 import json
 
 import pytest
@@ -30,6 +31,24 @@ def test_what_a_step_computes_is_what_neither_waits_nor_sends(tmp_path):
     assert predicted.step_ms == pytest.approx(14 + (10 + 2) / 4, rel=0.01)
     rarer = predict(work, parse_speed("1gbit"), LocalUpdates.of(work, 8))
     assert rarer.step_ms == pytest.approx(14 + (10 + 2) / 8, rel=0.01)
+
+
+def test_a_spreadsheet_has_a_row_for_what_each_rank_sent(tmp_path):
+    path, table = written(tmp_path / "run.json", intervals=3), tmp_path / "rows.csv"
+    assert main(["show", str(path), "--csv", str(table)]) == 0
+    with open(table, newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["rank"], row["step"]) for row in rows] == [
+        (rank, step) for rank in "01" for step in ("4", "8", "12")
+    ]
+    for row in rows:
+        assert (row["bucket"], row["bytes"], row["parameters"]) == ("0", "1250000", "a, b")
+        assert float(row["in_flight_ms"]) == float(row["exposed_ms"]) == 20
+
+
+def test_an_error_names_local_updates_by_their_arguments(tmp_path):
+    with pytest.raises(Unsupported, match=r"^local updates with sync_every=4, fragments=5, "):
+        LocalUpdates(4, fragments=5)
 
 
 def test_what_has_no_gradients_is_asked_for_none(tmp_path, capsys):

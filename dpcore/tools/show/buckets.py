@@ -9,6 +9,7 @@ size than the described bucket belongs to the older plan, and only its times are
 from __future__ import annotations
 
 import bisect
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -19,6 +20,7 @@ import numpy as np
 from dpcore.recorder.file import Event
 from dpcore.recorder.intervals import Intervals, union_of
 from dpcore.reference.buckets import ALIGNMENT
+from dpcore.tools.show.figures import steps_of
 from dpcore.tools.show.run import RankEvents, Run
 
 SLICE = "bucket slice"  # the name of a launch of a part of a bucket
@@ -95,6 +97,36 @@ def bucket_spans(run: Run, rank: RankEvents) -> list[BucketSpan]:
             )
         )
     return sorted(spans, key=lambda span: span.first_ready_ns)
+
+
+def averaging_spans(run: Run, rank: RankEvents) -> list[BucketSpan]:
+    """What a rank sent in a block of local updates, which has no buckets: an operation for each
+    fragment of the model, numbered within its step."""
+    if not any(model.get("local_updates") for model in run.models):
+        return []
+    sent = [event for event in rank.operations if event.name in PHASES]
+    begins = [begin for begin, _ in steps_of(rank)]
+    exposed = _exposed_ns(
+        [event.begin_ns for event in sent], [e.end_ns for e in sent], union_of(rank.exposed)
+    )
+    in_step: Counter[int] = Counter()
+    spans = []
+    for event, exposed_ns in zip(sent, exposed, strict=True):
+        at = bisect.bisect_right(begins, event.begin_ns)
+        spans.append(
+            BucketSpan(
+                bucket=in_step[at],
+                bytes=event.bytes,
+                first_ready_ns=event.begin_ns,
+                last_ready_ns=event.begin_ns,
+                launch_ns=event.begin_ns,
+                end_ns=event.end_ns,
+                sent_by=event,
+                exposed_ns=exposed_ns,
+            )
+        )
+        in_step[at] += 1
+    return spans
 
 
 def _launched_with(

@@ -14,6 +14,7 @@ from dpcore.recorder.intervals import union_of
 from dpcore.reference.launches import UNLIMITED, caps_of
 from dpcore.tools.show.buckets import (
     BucketSpan,
+    averaging_spans,
     bucket_spans,
     described_model,
     model_name,
@@ -27,7 +28,7 @@ COLUMNS = {
     "run": "name of the run",
     "step": "number of the step in the trace, from 1; empty before the first",
     "rank": "rank",
-    "bucket": "number of the bucket in the step, 0 is sent first",
+    "bucket": "number of the bucket, or of the fragment, in the step; 0 is sent first",
     "model": "name of the model, where the run has several",
     "bytes": "size of the bucket; empty where the trace does not say",
     "schedule": "launch schedule of the model",
@@ -72,7 +73,7 @@ def _of_rank(run: Run, rank: RankEvents) -> Iterator[dict[str, Any]]:
     steps = steps_of(rank)
     begins = [begin for begin, _ in steps]
     exposed = union_of(rank.exposed)
-    for span in bucket_spans(run, rank):
+    for span in bucket_spans(run, rank) or averaging_spans(run, rank):
         at = bisect.bisect_right(begins, span.launch_ns) - 1
         step = steps[at] if at >= 0 else None
         described = described_model(run, span.model) or {}

@@ -29,12 +29,12 @@ class LocalUpdates:
         between = self.sync_every // max(1, self.fragments)
         if not 1 <= self.fragments <= self.sync_every or not 0 <= self.delay < between:
             raise Unsupported(
-                f"{self}: each of the fragments is sent after a step of its own, and is there "
-                "before the next one is sent, so sync_every is at least fragments * (delay + 1), "
-                f"here {self.fragments * (self.delay + 1)}"
+                f"{self.words}: each of the fragments is sent after a step of its own, and is "
+                "there before the next one is sent, so sync_every is at least fragments * "
+                f"(delay + 1), here {self.fragments * (self.delay + 1)}"
             )
         if self.bits not in (8, 32):
-            raise Unsupported(f"{self}: choose 32 or 8 bits")
+            raise Unsupported(f"{self.words}: choose 32 or 8 bits")
 
     @staticmethod
     def of(work: Gradients, sync_every: int | None = None) -> LocalUpdates:
@@ -44,6 +44,14 @@ class LocalUpdates:
         if sync_every is not None:
             options["sync_every"] = sync_every
         return LocalUpdates(**options)
+
+    @property
+    def words(self) -> str:
+        """In an error."""
+        return (
+            f"local updates with sync_every={self.sync_every}, fragments={self.fragments}, "
+            f"fragment_sync_delay={self.delay} and {self.bits} bits"
+        )
 
     @property
     def name(self) -> str:

@@ -91,7 +91,7 @@ def predict(
     buckets: list[list[int]] = []
     if isinstance(schedule, LocalUpdates):
         if hook is not None:
-            raise Unsupported(f"{schedule}: hooks are for gradients, and local updates send none")
+            raise Unsupported(f"{schedule.words}: hooks are for gradients, and these send none")
         name, last = schedule.name, schedule.sync_every
         steps = run(network, local_ranks(work, network, schedule, pace), until_steady=False)
         bound = bound_seconds(work, link, True, schedule.share(work.world))
