@@ -161,9 +161,10 @@ def test_a_run_says_when_forward_begins_with_which_module(schedule, tmp_path):
     assert predict(work, Speed(1e7), "zero1").buckets == 1
 
 
-@pytest.mark.parametrize("busy", [0.0, 0.1, 0.5])
+@pytest.mark.parametrize("busy", [0.0, 0.1, 0.5, 1.0])
 def test_what_ranks_waited_for_a_core_is_counted_once(busy):
-    """Four ranks that were recorded on two cores: their own steps come out as they were."""
+    """Four ranks that were recorded on two cores: their own steps come out as they were. All of a
+    step, 1.0, is what a recording has that does not say how busy they were."""
     recorded = Gradients(
         [8, 8], [0, 0], [0.04], [0.08], [[0.03, 0.06]], update=[0.02], busy=[busy]
     ).on(4)

@@ -94,9 +94,11 @@ class Gradients:
     def on_cores_of_their_own(self, cores: float, together: int) -> Gradients:
         """What ``together`` ranks compute that were recorded on fewer ``cores``. They compute at
         the same time, so each second of a core took ``together / cores``; what they waited for a
-        core is taken out, since the simulator lets them wait again."""
+        core is taken out, since the simulator lets them wait again. Where a recording does not say
+        how busy they were, they can't have had more of the cores than there is."""
         times = max(1.0, together / cores) if cores else 1.0
-        kept = [max(busy, 1 - busy * (times - 1)) for busy in self.busy]
+        had = [min(busy, 1 / times) for busy in self.busy]
+        kept = [max(busy, 1 - busy * (times - 1)) for busy in had]
         pairs = partial(zip, kept, strict=True)  # with what there is of each rank
         return replace(
             self,
@@ -105,7 +107,7 @@ class Gradients:
             ready=[[share * moment for moment in own] for share, own in pairs(self.ready)],
             begins=[[share * moment for moment in own] for share, own in pairs(self.begins)],
             update=[seconds / times for seconds in self.update],
-            busy=[busy / share for share, busy in pairs(self.busy)],
+            busy=[busy / share for share, busy in pairs(had)],
             spread=tuple(each.on_cores_of_their_own(cores, together) for each in self.spread),
         )
 
