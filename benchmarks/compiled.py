@@ -33,6 +33,7 @@ from unittest import mock
 import torch
 
 import dpcore as dp
+from benchmarks.harness.figures import source, time_text
 from benchmarks.harness.options import script_parser
 from dpcore.ddp.compiled import torch_private, tracing
 from dpcore.tools.compare.training.models import MODELS
@@ -206,6 +207,34 @@ def table(lines: list[dict[str, Any]]) -> str:
                 f"{ratio['high']:.3f}) of that of {ratio['to']}"
             )
     return "\n".join(text)
+
+
+_NAMES = {
+    "eager alone": "not compiled, no communication",
+    BARE: "compiled, no communication",
+    ANNOUNCED: "the same with operations that nobody hears",
+    "eager": "`DataParallel(model)`, not compiled",
+    "compiled": "`torch.compile(DataParallel(model))`",
+    LATE: "the same without operations: all gradients at the end",
+    CUT: "the same with graphs that are cut where buckets end",
+    "torch cut": "torch DDP, compiled, whose graphs are cut",
+}
+
+
+def table_of_compiled(lines: list[dict[str, Any]]) -> str:
+    """Of docs/compile.md."""
+    text = [
+        "| | step | exposed | backward | compiling |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for line in lines:
+        exposed = line.get("exposed_s")
+        times = [line["step_s"], exposed and exposed["median"], line["backward_s"]]
+        cells = [time_text(seconds) for seconds in times]
+        cells.append("" if line["contender"].startswith("eager") else f"{line['compile_s']:.0f} s")
+        text.append(f"| {_NAMES[line['contender']]} | {' | '.join(cells)} |")
+    what = f"{lines[0]['model']}, 2 ranks over {lines[0]['link']}; medians of one run"
+    return "\n".join([*text, "", source("compiled", lines, "../", what), ""])
 
 
 def arguments() -> argparse.Namespace:

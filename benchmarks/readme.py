@@ -15,6 +15,7 @@ from typing import Any
 
 from benchmarks.advised import table_of_advised
 from benchmarks.chaos import table_of_chaos
+from benchmarks.compiled import table_of_compiled
 from benchmarks.harness import collective_tables as collectives
 from benchmarks.harness import first_screen_tables as first_screen
 from benchmarks.harness import step_tables as steps
@@ -64,6 +65,7 @@ DOCUMENTS: dict[str, dict[str, Callable[[list[dict[str, Any]]], str]]] = {
     },
     "docs/torch_distributed.md": {"torch_parallel": table_of_torch_parallel},
     "docs/gpu.md": {"gpu": table_of_gpu},
+    "docs/compile.md": {"compiled": table_of_compiled},
     "docs/failures.md": {"chaos": table_of_chaos},
     "docs/mistakes.md": {"mistakes": table_of_mistakes},
     "docs/plans.md": {"plans": table_of_plans},
