@@ -6,8 +6,9 @@ import re
 from typing import Any
 
 from benchmarks.harness.beside_default import DEFAULT, TORCH, best_of_torch, newest
-from benchmarks.harness.figures import source, time_text
+from benchmarks.harness.figures import load, source, time_text
 from dpcore.tools.compare.training.ranks import ALONE
+from dpcore.tools.ratios import paired
 
 PLACES = {"host2": "a host", "1gbit": "1 Gbit/s", "100mbit": "100 Mbit/s"}
 MODELS = {"mlp": "MLP, 42 M", "transformer": "transformer, 4.7 M", "many": "400 small tensors"}
@@ -64,6 +65,21 @@ def table_of_first_screen(records: list[dict[str, Any]]) -> str:
         ratio = best["ratio"]
         ends = f"{ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})"
         lines.append(f"| {PLACES[place]} | {MODELS[model]} | {' | '.join(times)} | {ends} |")
+    compiled = load("compiled")
+    lines.append(_row_of_compiled({record["contender"]: record for record in compiled}))
     used = [record for _, _, cell in cells_of(records) for record in cell.values()]
     what = "Medians and, in brackets, 95% intervals of one run"
-    return "\n".join([*lines, "", source("first_screen", used, what=what)]) + "\n"
+    sources = [
+        source("first_screen", used, what=what),
+        source("compiled", compiled, what="Compiled:"),
+    ]
+    return "\n".join([*lines, "", *sources]) + "\n"
+
+
+def _row_of_compiled(cell: dict[str, dict[str, Any]]) -> str:
+    names = ("compiled alone", "torch cut", "compiled")
+    alone, torch_ddp, ours = (time_text(cell[name]["step_s"]) for name in names)
+    ratio = paired(cell["compiled"]["rounds_s"], cell["torch cut"]["rounds_s"])
+    ends = f"{ratio.median:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
+    times = f"{alone} | {torch_ddp} | – | {ours}"
+    return f"| 1 Gbit/s, emulated | transformer, compiled | {times} | {ends} |"

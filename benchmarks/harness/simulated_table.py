@@ -103,8 +103,13 @@ def figures_of_residuals(records: list[dict[str, Any]]) -> str:
     page = (ROOT / "docs/simulator.md").read_text(encoding="utf-8")
     (said,) = re.findall(r"nine of ten lie between .*$", page, re.MULTILINE)
     shares = [f"{float(share) / 100:.3f}" for share in re.findall(r"[-+][0-9.]+(?=%)", said)]
-    calibrations = [record["processors"] for record in records]
-    lines = [f"    {name!r}: {apart:.2f}," for name, apart in _apart(calibrations).items()]
+    of_machines: dict[str, list[dict[str, float]]] = {}
+    for record in records:
+        of_machines.setdefault(record["machine"]["cpu"], []).append(record["processors"])
+    most: dict[str, float] = {}
+    for apart in map(_apart, of_machines.values()):
+        most |= {name: max(share, most.get(name, 0.0)) for name, share in apart.items()}
+    lines = [f"    {name!r}: {share:.2f}," for name, share in most.items()]
     text = (
         f"WITHIN = {shares[0]}, {shares[1]}\nACROSS = {shares[2]}, {shares[3]}\n"
         "CALIBRATIONS = {\n" + "\n".join(lines) + "\n}\n# "

@@ -18,17 +18,18 @@ from dpcore.tools.simulate.processors import Processors
 WITHIN = -0.088, -0.004
 ACROSS = -0.132, 0.016
 CALIBRATIONS = {
-    "operation": 0.57,
-    "memory_operation": 0.04,
-    "message": 0.24,
-    "tcp_message": 0.06,
-    "copied_byte": 0.45,
-    "reduced_byte": 0.42,
-    "fused_byte": 0.51,
-    "tcp_byte": 0.03,
-    "wake": 0.02,
-    "busy_wake": 0.02,
-    "update_call": 0.75,
+    "operation": 0.61,
+    "memory_operation": 0.24,
+    "message": 1.00,
+    "tcp_message": 0.05,
+    "copied_byte": 0.06,
+    "reduced_byte": 0.05,
+    "fused_byte": 0.02,
+    "tcp_byte": 0.02,
+    "wake": 0.20,
+    "busy_wake": 0.00,
+    "woken": 0.01,
+    "update_call": 0.46,
 }
 # <!-- end -->
 
