@@ -46,11 +46,6 @@ def test_a_spreadsheet_has_a_row_for_what_each_rank_sent(tmp_path):
         assert float(row["in_flight_ms"]) == float(row["exposed_ms"]) == 20
 
 
-def test_an_error_names_local_updates_by_their_arguments(tmp_path):
-    with pytest.raises(Unsupported, match=r"^local updates with sync_every=4, fragments=5, "):
-        LocalUpdates(4, fragments=5)
-
-
 def test_what_has_no_gradients_is_asked_for_none(tmp_path, capsys):
     path = written(tmp_path / "run.json")
     with pytest.raises(Unsupported, match=r"'dear': .* no gradients, so only local:16"):
