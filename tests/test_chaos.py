@@ -3,11 +3,14 @@
 import json
 import socket
 import subprocess
+from types import SimpleNamespace
 
 import pytest
 
 from dpcore.__main__ import main
 from dpcore.ddp.elastic.progress import VARIABLE, teller
+from dpcore.tools.chaos import program
+from dpcore.tools.chaos.command import Chaos
 from dpcore.tools.chaos.faults import faults
 from dpcore.tools.chaos.figures import Struck
 from dpcore.tools.chaos.job import Step
@@ -90,6 +93,18 @@ def test_ranks_do_not_wait_for_the_command_to_listen(tmp_path, monkeypatch):
                 tell("step", step=told)  # takes along what was not sent
                 told += 1
     assert heard == list(range(told))
+
+
+@pytest.mark.parametrize(("digest", "problems"), [("b", 0), ("c", 1)])
+def test_weights_are_checked_as_far_as_all_steps_were_told(digest, problems, monkeypatch):
+    """Step 3 waits in a rank whose socket was full; one that has joined has told of step 4."""
+    chaos = Chaos.__new__(Chaos)
+    told = {1: "a", 2: digest, 4: "x"}
+    steps = {step: Step(step, 0.0, (0, 1), {said}) for step, said in told.items()}
+    chaos._job, chaos._problems = SimpleNamespace(steps=steps), {"wrong": []}
+    monkeypatch.setattr(program, "replayed", lambda ranks, last: {2: "b"}[last])
+    chaos._check_bits()
+    assert len(chaos._problems["wrong"]) == problems
 
 
 def test_faults_follow_from_the_seed():
