@@ -118,7 +118,7 @@ columns of --csv:
   run              name of the run
   step             number of the step in the trace, from 1; empty before the first
   rank             rank
-  bucket           number of the bucket in the step, 0 is sent first
+  bucket           number of the bucket, or of the fragment, in the step; 0 is sent first
   model            name of the model, where the run has several
   bytes            size of the bucket; empty where the trace does not say
   schedule         launch schedule of the model
