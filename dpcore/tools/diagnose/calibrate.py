@@ -240,18 +240,19 @@ def _woken(
     """Seconds of a core, each time that a thread which drives operations has slept, beyond its
     messages and bytes, while something computes on each."""
     with _busy((os.cpu_count() or 1) - 2):
-        took, wakes, messages, nbytes = on_two(
+        took, wakes = on_two(
             lambda comm: _driven(comm, seconds), transport="shm", link=_DRIVEN_OVER
         )
-    # Of two ranks, each sends all bytes, adds one half of them, and puts the other half in place.
+    # Of two ranks, each sends and takes all bytes, adds one half and puts the other in place.
+    nbytes = _DRIVEN << 20
     per_byte = costs["copied_byte"] * 1.5 + costs["reduced_byte"] * 0.5
-    beyond = max(0.0, took - messages * message - nbytes * per_byte)
-    return float(beyond / max(1, wakes))
+    beyond = max(0.0, took - 2 * nbytes / _SEGMENT * message - nbytes * per_byte)
+    return float(beyond / max(1.0, wakes))
 
 
-def _driven(comm: Communicator, seconds: float) -> tuple[float, int, int, int]:
-    """Of the thread that drives operations beside a program that computes: seconds of a core, how
-    often it woke up, messages, and bytes."""
+def _driven(comm: Communicator, seconds: float) -> list[float]:
+    """Of the thread that drives operations beside a program that computes, in the mean of some
+    rounds: seconds of a core, and how often it woke up."""
     import numpy as np
 
     one, other = (np.zeros(1 << 16, dtype=np.float32) for _ in range(2))
@@ -276,10 +277,8 @@ def _driven(comm: Communicator, seconds: float) -> tuple[float, int, int, int]:
         found.append(elsewhere() - before)
         goes_on[0] = time.perf_counter() < ends_at
         comm.broadcast(goes_on, 0)
-    took, wakes = sum(found[1:], np.zeros(2)) if len(found) > 1 else found[0]
-    rounds = max(1, len(found) - 1)
-    nbytes = rounds * sum(tensor.nbytes for tensor in tensors)
-    return float(took), int(wakes), 2 * nbytes // _SEGMENT, nbytes
+    rounds = found[1:] or found  # the first one warms up
+    return [float(mean) for mean in np.mean(rounds, axis=0)]
 
 
 @contextlib.contextmanager
