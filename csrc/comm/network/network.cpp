@@ -213,6 +213,7 @@ void Network::poll() {
         peer.data[line - 1].readable |= in;
         peer.data[line - 1].writable |= out;
         peer.data[line - 1].flush();
+        record_change();
         continue;
       }
       if (out) {
@@ -400,6 +401,7 @@ bool Network::set_aside_unexpected() {
       }
     }
   }
+  changes_ += moved ? 1 : 0;
   return moved;
 }
 

@@ -71,9 +71,8 @@ class Network {
   // Whether everything queued for the peer has left (then one more sign of life does no harm).
   bool has_room(int peer) const;
 
-  // Takes in what epoll has to say and all control frames that came. Each call is a poll.
+  // Takes in what epoll has to say and all control frames that came.
   void poll();
-  uint64_t polls() const { return polls_; }
   // Until something happens on a connection, wake() is called, or the time is over.
   void sleep(int64_t nanoseconds);
   // So many sleepers; a token that comes too late wakes the next one.
@@ -98,11 +97,16 @@ class Network {
   // more than keeps them busy until this rank polls again (tcp_flow.h).
   void expect_priorities() { has_priorities_ = true; }
   bool has_priorities() const { return has_priorities_; }
+  // A number that grows with whatever may let a message go on that could not.
+  uint64_t changes() const { return changes_; }
+  void record_change() { ++changes_; }
   // A message found no connection to the peer that could take a frame of it. Operations are asked
-  // in the order of their urgency at every poll, so no message after it starts a frame at this
-  // poll; frames that have begun go on.
-  void want_line(int peer) { peers_[peer]->wanted_at_poll = polls_; }
-  bool is_line_wanted(int peer) const { return peers_[peer]->wanted_at_poll == polls_; }
+  // in the order of their urgency at every poll, and again when something has changed, so until
+  // both no message after it starts a frame; frames that have begun go on.
+  void want_line(int peer) { peers_[peer]->wanted = {polls_, changes_}; }
+  bool is_line_wanted(int peer) const {
+    return peers_[peer]->wanted.poll == polls_ || peers_[peer]->wanted.change == changes_;
+  }
   // Gives the sink what was set aside of a message; `have` and the result count its bytes.
   // `named` is the peer's rank in the group, for messages.
   size_t take_aside(int peer, int named, uint64_t group, const Message& message, size_t have,
@@ -151,7 +155,10 @@ class Network {
     std::atomic<bool> lost{false};
     std::string problem;        // set before lost
     bool closed_there = false;  // the same
-    uint64_t wanted_at_poll = UINT64_MAX;
+    struct {
+      uint64_t poll = UINT64_MAX;
+      uint64_t change = UINT64_MAX;
+    } wanted;
     Aside aside;
     size_t aside_bytes = 0;
   };
@@ -171,6 +178,7 @@ class Network {
   int rank_;
   size_t frame_bytes_ = 0;
   uint64_t polls_ = 0;
+  uint64_t changes_ = 1;
   bool has_priorities_ = false;
   std::atomic<int64_t> timeout_ns_{0};
   SpinLock timeout_lock_;

@@ -26,6 +26,7 @@ void ProgramRun::start(const Task& task, std::vector<ChunkMemory>& chunk_memory)
   chunk_memory_.swap(chunk_memory);
   jobs_.clear();
   next_job_ = finished_ = sent_ = received_ = 0;
+  seen_changes_ = 0;
   const Schedule& schedule = task.program->schedule;
   steps_ = schedule.moves.empty() ? 1 : schedule.moves.back().step + 1;
 
@@ -91,6 +92,9 @@ void ProgramRun::reset_progress(Running& running) {
 }
 
 bool ProgramRun::step() {
+  if (!task_.transport->has_changed(seen_changes_)) {
+    return false;
+  }
   moved_ = false;
   const int64_t until = task_.transport->held_back_until_ns();
   holds_back_ = until > 0 && now_ns() < until;
@@ -102,6 +106,9 @@ bool ProgramRun::step() {
       begin_next(running);
       moved_ = true;
     }
+  }
+  if (moved_) {
+    seen_changes_ = 0;  // what one job did may let another one go on
   }
   return moved_;
 }

@@ -84,6 +84,7 @@ class ProgramRun {
   size_t sent_ = 0;
   size_t received_ = 0;
   bool moved_ = false;
+  uint64_t seen_changes_ = 0;  // of the transport
   bool holds_back_ = false;  // the transport, all that it knows of
   std::vector<const void*> operands_;
   std::vector<double> operand_factors_;

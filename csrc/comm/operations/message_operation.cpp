@@ -23,6 +23,7 @@ void MessageOperation::prepare(std::shared_ptr<SharedState> shared, const Messag
               peer_ == kAnyRank};
   data_ = call.data;
   done_ = 0;
+  seen_changes_ = 0;
   has_places_ = false;
 }
 
@@ -78,6 +79,9 @@ Operation::Progress MessageOperation::advance() {
     return Progress::finished;
   }
   take_places();
+  if (!shared_->transport().has_changed(seen_changes_)) {
+    return Progress::blocked;
+  }
   const size_t before = done_;
   if (peer_ == kAnyRank) {
     if (!find_peer()) {

@@ -67,6 +67,7 @@ class MessageOperation final : public Operation {
   Message message_;
   std::byte* data_ = nullptr;
   size_t done_ = 0;
+  uint64_t seen_changes_ = 0;  // of the transport
   bool has_places_ = false;
 };
 

@@ -16,18 +16,19 @@ bool TcpTransport::can_start(TcpLine& line, int priority) {
   if (!line.can_start()) {
     return false;
   }
-  const int64_t now = now_ns();
-  if (line.has_room(priority, network.has_priorities(), now)) {
+  if (line.has_room(priority, network.has_priorities(), now_ns())) {
     return true;
   }
-  const bool is_first = std::exchange(held_back_at_poll_, network.polls()) != network.polls();
-  free_ns_ = is_first ? line.free_ns() : std::min(free_ns_, line.free_ns());
+  free_ns_ = std::min(free_ns_, line.free_ns());
   return false;
 }
 
-// It may be past by now: then this is the moment.
-int64_t TcpTransport::next_event_ns() const {
-  return held_back_at_poll_ == group_.remote()->network().polls() ? free_ns_ : INT64_MAX;
+uint64_t TcpTransport::changes() {
+  if (free_ns_ != INT64_MAX && now_ns() >= free_ns_) {
+    free_ns_ = INT64_MAX;
+    group_.remote()->network().record_change();
+  }
+  return group_.remote()->network().changes();
 }
 
 // The connection that goes on with a frame of the message, or one that can take a new frame.
@@ -82,7 +83,10 @@ size_t TcpTransport::push(int peer, const Message& message, const std::byte* dat
     frame.offset = from;
     from += line->start(frame, data + from);
   }
-  sent_.store(sent_.load(std::memory_order_relaxed) + from - before, std::memory_order_relaxed);
+  if (from != before) {
+    sent_.store(sent_.load(std::memory_order_relaxed) + from - before, std::memory_order_relaxed);
+    remote.network().record_change();
+  }
   return from;
 }
 
@@ -91,6 +95,7 @@ size_t TcpTransport::pull(int peer, const Message& message, size_t from, const S
   Network& network = remote.network();
   const int endpoint_rank = remote.peer_of(peer);
   due_ns_ = 0;  // of what was set aside it is not known
+  const size_t before = from;
   from = network.take_aside(endpoint_rank, peer, remote.group(), message, from, sink);
   for (TcpLine& line : network.data_lines(endpoint_rank)) {
     while (from < message.total) {
@@ -110,6 +115,9 @@ size_t TcpTransport::pull(int peer, const Message& message, size_t from, const S
       }
     }
   }
+  if (from != before) {
+    network.record_change();
+  }
   return from;
 }
 
@@ -120,6 +128,7 @@ bool TcpTransport::set_aside_unexpected() {
 void TcpTransport::give_up() {
   RemoteMembers& remote = *group_.remote();
   remote.give_up();
+  remote.network().record_change();
   for (int r = 0; r < group_.world(); ++r) {
     if (!remote.contains(r)) {
       continue;

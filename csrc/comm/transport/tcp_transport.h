@@ -23,7 +23,8 @@ class TcpTransport final : public Transport {
   size_t pull(int peer, const Message& message, size_t from, const Sink& sink) override;
   bool set_aside_unexpected() override;
   void give_up() override;
-  int64_t next_event_ns() const override;
+  uint64_t changes() override;
+  int64_t next_event_ns() const override { return free_ns_; }
   Sent sent() const override { return {0, sent_.load(std::memory_order_relaxed)}; }
   // When all of a rank's contributions have left, each of its peers still waits for the result of
   // the last segment: the shorter, the sooner. With less, polls cost more than that saves. Of
@@ -42,9 +43,8 @@ class TcpTransport final : public Transport {
 
   Group& group_;
   size_t next_line_ = 0;
-  uint64_t held_back_at_poll_ = 0;  // a frame was, since enough was on its way
-  int64_t free_ns_ = 0;             // when there may be room for it
-  std::atomic<uint64_t> sent_{0};   // one writer: the lock's holder
+  int64_t free_ns_ = INT64_MAX;    // when there may be room for a frame that had to wait for it
+  std::atomic<uint64_t> sent_{0};  // one writer: the lock's holder
 };
 
 }  // namespace dpcore

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "comm/network/message.h"
@@ -25,6 +26,13 @@ class Transport {
   virtual size_t pull(int peer, const Message& message, size_t from, const Sink& sink) = 0;
   // The due_ns of the message that pull() gave bytes of last, as its sender said.
   int64_t due_ns() const { return due_ns_; }
+  // A number that changes when a push() or pull() that did nothing may do something now; 0: nobody
+  // knows when, so they are to be tried again.
+  virtual uint64_t changes() { return 0; }
+  bool has_changed(uint64_t& seen) {
+    const uint64_t before = std::exchange(seen, changes());
+    return seen == 0 || seen != before;
+  }
   // Called when no operation can go on: sets aside messages that no operation has asked for yet, if
   // they stand in the way of others. True when that made room.
   virtual bool set_aside_unexpected() = 0;
