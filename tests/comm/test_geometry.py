@@ -1,4 +1,4 @@
-"""What no rank is needed for in C++: pieces, paths, the stage, TCP's share, processors, meeting."""
+"""What needs no rank in C++: pieces, paths, stages, TCP's share, runs, processors, meeting."""
 
 import pytest
 
@@ -13,6 +13,10 @@ def test_pieces_paths_and_stages():
 
 def test_how_much_a_connection_carries_at_a_time():
     programs.run(programs.built("asan/flow"), says="flow: fine")
+
+
+def test_when_a_run_sends_and_when_it_asks():
+    programs.run(programs.built("asan/runs"), says="runs: fine")
 
 
 def test_a_thread_leaves_processors():

@@ -2,6 +2,7 @@
 
 import random
 from functools import partial
+from itertools import pairwise
 
 import pytest
 
@@ -155,3 +156,17 @@ def test_the_hierarchical_algorithm_gains_where_ranks_share_a_card():
 def test_links_that_mean_nothing_are_refused(make, message):
     with pytest.raises(Unsupported, match=message):
         make()
+
+
+def test_over_tcp_operations_at_once_end_one_after_the_other():
+    """Those of two ranks, or of a list of moves in which no message has a turn, do not."""
+
+    def ends(world, algorithm):
+        operations = [NetworkOperation(MB, [0.0] * world) for _ in range(12)]
+        Network(world, Links.tcp(GBIT), algorithm).run(operations)
+        return [max(operation.finished) for operation in operations]
+
+    of_four = ends(4, "two_shot")
+    assert all(now > before + 5e-3 for before, now in pairwise(of_four))
+    assert ends(4, "ring")[0] > 0.8 * ends(4, "ring")[-1]
+    assert ends(2, "two_shot")[0] > 0.5 * ends(2, "two_shot")[-1]

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "comm/base/clock.h"
 
@@ -17,6 +18,8 @@ namespace {
 
 constexpr size_t kWindowPerChunk = 2;
 constexpr size_t kMinWindow = 8;
+// So many segments of the runs before it may be left when a run begins to send: decision 79.
+constexpr size_t kSegmentsLeft = 12;
 
 }  // namespace
 
@@ -25,8 +28,10 @@ void ProgramRun::start(const Task& task, std::vector<ChunkMemory>& chunk_memory)
   element_ = size_of(task.reduction.dtype);
   chunk_memory_.swap(chunk_memory);
   jobs_.clear();
-  next_job_ = finished_ = sent_ = received_ = 0;
+  next_job_ = finished_ = sent_ = received_ = elements_left_ = 0;
+  received_before_ = 0;
   seen_changes_ = 0;
+  has_begun_ = !task.program->has_turns || !task.transport->takes_turns();
   const Schedule& schedule = task.program->schedule;
   steps_ = schedule.moves.empty() ? 1 : schedule.moves.back().step + 1;
 
@@ -42,6 +47,7 @@ void ProgramRun::start(const Task& task, std::vector<ChunkMemory>& chunk_memory)
           !task.program->lanes[chunk].empty() || chunk_memory.initial != nullptr;
       if (begin < chunk_memory.elements && concerns_us) {
         jobs_.push_back({chunk, begin, std::min(chunk_memory.elements, begin + segment_)});
+        elements_left_ += jobs_.back().end - begin;
       }
     }
   }
@@ -84,10 +90,11 @@ void ProgramRun::reset_progress(Running& running) {
   if (running.at == lane.size()) {
     running.finished = true;
     ++finished_;
+    elements_left_ -= jobs_[running.job].end - jobs_[running.job].begin;
     return;
   }
   running.sent.assign(lane[running.at].sends.size(), 0);
-  running.pushed.assign(lane[running.at].sends.size(), false);
+  running.states.assign(lane[running.at].sends.size(), SendState::unasked);
   running.received.assign(lane[running.at].receives.size(), 0);
 }
 
@@ -96,6 +103,8 @@ bool ProgramRun::step() {
     return false;
   }
   moved_ = false;
+  asks_turns_ = std::exchange(received_before_, received_) != received_;
+  has_begun_ = has_begun_ || task_.others->may_begin(task_);
   const int64_t until = task_.transport->held_back_until_ns();
   holds_back_ = until > 0 && now_ns() < until;
   for (Running& running : window_) {
@@ -134,12 +143,24 @@ MessageTag ProgramRun::tag_of(const Running& running, const LaneStep& step) cons
   return {task_.operation, lane * steps_ + step.step};
 }
 
-// Whether the message may start (program.h).
+// Whether the message may go on, or start. Turns come with what is received.
+bool ProgramRun::may_start(Running& running, const LaneStep& step, size_t send) {
+  SendState& state = running.states[send];
+  if (state == SendState::known_to_transport) {
+    return !holds_back_;
+  }
+  if (state == SendState::unasked || (state == SendState::not_its_turn && asks_turns_)) {
+    state = is_turn(running, step, send) ? SendState::may_start : SendState::not_its_turn;
+  }
+  return state == SendState::may_start && has_begun_;
+}
+
+// Whether it is the message's turn (program.h).
 bool ProgramRun::is_turn(const Running& running, const LaneStep& step, size_t send) const {
   const Turn& turn = step.turns[send];
   const size_t begin = jobs_[running.job].begin;
   const size_t ago = turn.segments_ago * segment_;
-  if (turn.source < 0 || running.sent[send] > 0 || begin < ago || !task_.transport->takes_turns()) {
+  if (turn.source < 0 || begin < ago || !task_.transport->takes_turns()) {
     return true;
   }
   const auto is_awaited = [&](const Job& job) {
@@ -168,18 +189,20 @@ bool ProgramRun::send_all(Running& running, const LaneStep& step, std::byte* hom
   bool complete = true;
   for (size_t i = 0; i < step.sends.size(); ++i) {
     size_t& sent = running.sent[i];
-    if (!is_turn(running, step, i) || (holds_back_ && running.pushed[i] && sent < bytes)) {
-      complete = false;
-    } else if (sent < bytes) {
-      const size_t before = sent;
-      const Message message{
-          .tag = tag_of(running, step), .total = bytes, .priority = task_.priority};
-      sent = task_.transport->push(step.sends[i], message, home, sent);
-      running.pushed[i] = true;
-      sent_ += sent - before;
-      moved_ |= sent != before;
-      complete &= sent == bytes;
+    if (sent == bytes) {
+      continue;
     }
+    if (!may_start(running, step, i)) {
+      complete = false;
+      continue;
+    }
+    const size_t before = sent;
+    const Message message{.tag = tag_of(running, step), .total = bytes, .priority = task_.priority};
+    sent = task_.transport->push(step.sends[i], message, home, sent);
+    running.states[i] = SendState::known_to_transport;
+    sent_ += sent - before;
+    moved_ |= sent != before;
+    complete &= sent == bytes;
   }
   return complete;
 }
@@ -283,7 +306,7 @@ int ProgramRun::waiting_for() const {
     const size_t bytes = (job.end - job.begin) * element_;
     for (size_t i = 0; i < step.sends.size(); ++i) {
       if (running.sent[i] < bytes) {
-        return is_turn(running, step, i) ? step.sends[i] : step.turns[i].source;
+        return running.states[i] == SendState::not_its_turn ? step.turns[i].source : step.sends[i];
       }
     }
     for (size_t i = 0; i < step.receives.size(); ++i) {
@@ -293,6 +316,18 @@ int ProgramRun::waiting_for() const {
     }
   }
   return -1;
+}
+
+bool RunsInFlight::may_begin(const ProgramRun::Task& task) const {
+  size_t left = 0;
+  for (const ProgramRun* run : runs_) {
+    const ProgramRun::Task& other = run->task();
+    if (other.operation < task.operation && other.priority >= task.priority &&
+        other.program == task.program) {
+      left += run->bytes_left();
+    }
+  }
+  return left <= kSegmentsLeft * task.transport->segment_bytes();
 }
 
 }  // namespace dpcore

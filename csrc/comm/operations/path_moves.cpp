@@ -58,6 +58,7 @@ Steps run_moves(PathRun& run) {
   ProgramRun::Task task;
   task.program = &program;
   task.transport = &run.shared->transport();
+  task.others = &run.shared->runs();
   task.operation = run.number + 1;
   task.priority = run.operation.priority;
   task.input = run.request.input;
@@ -67,6 +68,7 @@ Steps run_moves(PathRun& run) {
   }
   task.prescale = prescales ? run.request.prescale : 1.0;
   moves.start(task, memory);
+  const RunsInFlight::Entry entry(run.shared->runs(), moves);
   while (!moves.done()) {
     if (!moves.step()) {
       co_await run.until(

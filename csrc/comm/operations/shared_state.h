@@ -13,6 +13,7 @@
 #include "comm/base/prefetch.h"
 #include "comm/collective/path.h"
 #include "comm/group/group.h"
+#include "comm/operations/executor.h"
 #include "comm/transport/link.h"
 #include "comm/transport/transport.h"
 
@@ -40,6 +41,7 @@ class SharedState {
   Group& group() const { return *group_; }
   std::shared_ptr<Group> group_ptr() const { return group_; }
   Transport& transport() const { return *transport_; }
+  RunsInFlight& runs() { return runs_; }
   bool has_link() const { return link_ != nullptr; }
   // What an operation waits for after all have entered it, where there is a link.
   int64_t entry_latency_ns() const;
@@ -103,6 +105,7 @@ class SharedState {
   std::shared_ptr<Group> group_;
   std::shared_ptr<Link> link_;
   std::unique_ptr<Transport> transport_;
+  RunsInFlight runs_;
   std::array<std::shared_ptr<std::byte>, kStages> stages_;
   std::array<uint64_t, kStages> stage_users_{kNoOperation, kNoOperation, kNoOperation,
                                              kNoOperation};

@@ -90,6 +90,7 @@ void take_turns(Program& program, const StepMoves& step) {
       if (last > 0) {
         turn = arrival_at(program, step, place > 0 ? place - 1 : last);
         turn.segments_ago = place > 0 ? 0 : kSegmentsAhead;
+        program.has_turns |= turn.source >= 0;
       }
       step_of(program.lanes[move->chunk], move->step).turns.push_back(turn);
     }

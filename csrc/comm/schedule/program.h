@@ -66,6 +66,7 @@ struct Program {
   uint64_t identity = 0;  // of moves and name: what traces tell them apart by
   int rank = 0;
   std::vector<std::vector<LaneStep>> lanes;  // by chunk
+  bool has_turns = false;                    // of any message
   std::vector<int> order;  // of the chunks: those it sends, as it does; those it receives; others
   bool receives(int chunk) const;
 };

@@ -37,10 +37,11 @@ class LaneStep(NamedTuple):
 @dataclass(frozen=True)
 class Lanes:
     """``by_rank[rank]``: the steps of each chunk, in the order in which the rank takes chunks; only
-    those that it has to do with."""
+    those that it has to do with. ``has_turns``: whether any message waits for one."""
 
     chunks: int
     by_rank: list[dict[int, list[LaneStep]]]
+    has_turns: bool
 
 
 @lru_cache(maxsize=32)
@@ -66,7 +67,7 @@ def lanes_of(schedule: Schedule, takes_turns: bool = False) -> Lanes:
         by_rank[rank][chunk].append(
             LaneStep(step, tuple(sends), tuple(of_sends), tuple(sorted(receives)), any(reduce))
         )
-    return Lanes(schedule.chunks, by_rank)
+    return Lanes(schedule.chunks, by_rank, any(turns))
 
 
 def _turns(moves: Sequence[Move], world: int) -> list[Turn | None]:

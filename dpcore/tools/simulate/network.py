@@ -30,6 +30,7 @@ SLOTS = 64  # operations of a rank in flight
 _LEAST_WINDOW = 8  # jobs at a time
 _WINDOW_PER_CHUNK = 2
 _TCP_WINDOW_BYTES = 4 << 20
+_SEGMENTS_LEFT = 12  # at most, of the runs before it, when one that takes turns begins to send
 
 
 @dataclass
@@ -45,6 +46,7 @@ class NetworkOperation:
     background: bool = True
     algorithm: Any = None
     finished: list[float] = field(default_factory=list)
+    _number: int = 0
     _callers: int = 0
     _over: set[int] = field(default_factory=set)
     _waiting: dict[int, Callable[[float], None]] = field(default_factory=dict)
@@ -109,6 +111,8 @@ class Network:
         self.cards = Cards(self.links, world, self.at)
         self.threads = Threads(processors, world, self.links.ranks_per_host, self.at)
         self._launched = [deque[NetworkOperation](maxlen=SLOTS) for _ in range(world)]
+        self._numbers = count(1)
+        self._running: list[list[_Running]] = [[] for _ in range(world)]  # on each rank
 
     def run(self, operations: Sequence[NetworkOperation]) -> None:
         for operation in operations:
@@ -118,6 +122,7 @@ class Network:
 
     def launch(self, operation: NetworkOperation, rank: int, now: float) -> None:
         """A rank calls it. It begins a latency after the last one has; with one rank, at once."""
+        operation._number = operation._number or next(self._numbers)
         earlier = self._launched[rank]
         enter = partial(self._enter, operation, rank)
         if len(earlier) == SLOTS and len(earlier[0]._over) < self.ranks:
@@ -218,8 +223,10 @@ class _Running:
         self._operation = operation
         links = network.links
         lanes = network.choice.lanes(operation.collective, operation.nbytes, operation.algorithm)
+        self._program = lanes
         self._lanes = lanes.by_rank
-        parts = segments_of(operation.nbytes / lanes.chunks, links.segment_bytes(network.world))
+        self._segment = links.segment_bytes(network.world)
+        parts = segments_of(operation.nbytes / lanes.chunks, self._segment)
         # The first segment of all chunks, each rank's in its own order; the second, ...
         self._waiting = [
             [_Job(chunk, n, parts[n]) for n in range(len(parts)) for chunk in steps][::-1]
@@ -229,6 +236,9 @@ class _Running:
             window_of(links, rank, network.world, lanes.chunks) for rank in range(network.world)
         ]
         self._left = [len(jobs) for jobs in self._waiting]
+        self._bytes_left = [sum(job.nbytes for job in jobs) for jobs in self._waiting]
+        self._sends = [not lanes.has_turns] * network.world  # whether it has begun to
+        self._held: list[list[Callable[[float], None]]] = [[] for _ in range(network.world)]
         self._arrived: dict[_Key, Message] = {}
         self._taken: set[_Key] = set()
         self._expecting: dict[_Key, _Job] = {}
@@ -237,15 +247,34 @@ class _Running:
     def begin(self, rank: int, now: float) -> None:
         if not self._left[rank]:
             self._operation._finish(rank, now)
+            return
+        self._network._running[rank].append(self)
+        self._begin_to_send(rank, now)
         for _ in range(min(self._window[rank], len(self._waiting[rank]))):
             self._step(rank, self._waiting[rank].pop(), now)
+
+    def _begin_to_send(self, rank: int, now: float) -> None:
+        """If little enough is left of the runs before it with the same moves."""
+        number, priority = self._operation._number, self._operation.priority
+        left = sum(
+            run._bytes_left[rank]
+            for run in self._network._running[rank]
+            if run._operation._number < number
+            and run._operation.priority >= priority
+            and run._program is self._program
+        )
+        if self._sends[rank] or left <= _SEGMENTS_LEFT * self._segment:
+            self._sends[rank] = True
+            for send in self._held[rank]:
+                send(now)
+            self._held[rank] = []
 
     def _step(self, rank: int, job: _Job, now: float) -> None:
         """Sends what the step of a job sends; it is over when that has left and all has come."""
         step = self._lanes[rank][job.chunk][job.at]
         job.missing = 1 + len(step.sends) + len(step.receives)
         for target, turn in zip(step.sends, step.turns, strict=True):
-            send = partial(self._send, rank, job, step, target)
+            send = partial(self._send_or_hold, rank, partial(self._send, rank, job, step, target))
             awaited = turn and _Key(
                 turn.source, rank, turn.chunk, job.segment - turn.segments_ago, step.number
             )
@@ -259,6 +288,12 @@ class _Running:
             if key in self._arrived:
                 self._ask_for(key, now)
         self._one_less(rank, job, now)
+
+    def _send_or_hold(self, rank: int, send: Callable[[float], None], now: float) -> None:
+        if self._sends[rank]:
+            send(now)
+        else:
+            self._held[rank].append(send)
 
     def _send(self, rank: int, job: _Job, step: LaneStep, target: int, now: float) -> None:
         """Over TCP the kernel takes the message and sends it; an emulated link lets time pass, and
@@ -329,8 +364,14 @@ class _Running:
         if self._waiting[rank]:
             self._step(rank, self._waiting[rank].pop(), now)
         self._left[rank] -= 1
+        self._bytes_left[rank] -= job.nbytes
+        running = self._network._running[rank]
         if self._left[rank] == 0:
+            running.remove(self)
             self._operation._finish(rank, now)
+        for run in running:
+            if run._held[rank]:
+                run._begin_to_send(rank, now)
 
 
 def window_of(links: Links, rank: int, world: int, chunks: int) -> int:
