@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "check.h"
+#include "comm/network/changes.h"
 #include "comm/operations/executor.h"
 #include "comm/schedule/schedule.h"
 
@@ -144,9 +145,36 @@ void the_transport_is_asked_when_something_has_changed() {
   CHECK(cable.asked > asked);
 }
 
+void a_claim_holds_until_the_next_poll_and_the_next_change() {
+  Changes changes;
+  CHECK(!changes.holds({}));
+  const Changes::Claim claim = changes.claim();
+  CHECK(changes.holds(claim));
+  changes.begin_poll();
+  CHECK(changes.holds(claim));
+  changes.record();
+  CHECK(!changes.holds(claim));
+}
+
+void a_change_that_a_claim_made_vain_comes_again_with_the_next_poll() {
+  Changes changes;
+  const Changes::Claim claim = changes.claim();
+  changes.record();
+  const uint64_t seen = changes.count();
+  CHECK(changes.holds(claim));
+  changes.begin_poll();
+  CHECK(changes.count() != seen);
+  CHECK(!changes.holds(claim));
+  const uint64_t then = changes.count();
+  changes.begin_poll();
+  CHECK(changes.count() == then);
+}
+
 }  // namespace
 
 int main() {
+  a_claim_holds_until_the_next_poll_and_the_next_change();
+  a_change_that_a_claim_made_vain_comes_again_with_the_next_poll();
   a_run_begins_to_send_when_little_of_the_earlier_ones_is_left();
   what_is_more_urgent_or_has_another_list_of_moves_waits_for_none();
   a_run_that_has_begun_is_held_up_by_no_earlier_one();

@@ -212,6 +212,51 @@ def test_a_slow_link_is_slow_and_right():
         assert share < 0.7
 
 
+MUCH_AT_ONCE = """
+import random
+of, world, rank = random.Random(1), comm.world_size, comm.rank
+part = comm.split(rank % 2)
+of_part = sum(r + 1.0 for r in range(world) if r % 2 == rank % 2)
+kinds = {kind: dp.algorithms_of(kind) for kind in ("all_reduce", "broadcast")}
+for _ in range(60):
+    works, results = [], []
+    for _ in range(of.randrange(1, 24)):
+        kind = of.choice(["all_reduce", "all_reduce", "broadcast", "message", "part"])
+        tensor = torch.full((of.choice([1, 1000, 70_001, 390_000, 780_000]),), rank + 1.0)
+        root, tag, priority = of.randrange(world), of.randrange(3), of.choice([0, 0, 0, 1, 2])
+        how = {"priority": priority, "async_op": True}
+        algorithm = of.choice([None, None, *kinds.get(kind, ())])
+        if kind == "all_reduce":
+            works.append(comm.all_reduce(tensor, algorithm=algorithm, **how))
+            results.append((tensor, world * (world + 1) / 2))
+        elif kind == "broadcast":
+            works.append(comm.broadcast(tensor, root, algorithm=algorithm, **how))
+            results.append((tensor, root + 1.0))
+        elif kind == "message":
+            taken, before = torch.empty_like(tensor), (rank - 1) % world
+            works.append(comm.send(tensor, (rank + 1) % world, tag=tag, async_op=True))
+            works.append(comm.recv(taken, before, tag=tag, async_op=True))
+            results.append((taken, before + 1.0))
+        else:
+            works.append(part.all_reduce(tensor, async_op=True))
+            results.append((tensor, of_part))
+    of.shuffle(works)
+    for work in works:
+        work.wait()
+    assert all(tensor.eq(value).all() for tensor, value in results)
+print("right")
+"""
+
+
+@pytest.mark.patient
+def test_much_at_once_over_a_slow_link_comes_to_its_end():
+    """Connections have no room at times, and what a rank could not send must be tried again."""
+    with namespaces.hosts(4) as made:
+        made.shape("1gbit", "131kb", both_ways=True)
+        outputs, problems = Job(made, (0, 1, 2, 3), MUCH_AT_ONCE, at(made)).said(patience=120)
+    assert outputs == ["met\nright\n"] * 4, problems
+
+
 URGENT = """
 bulk = [torch.ones(2**18) for _ in range(6)]
 urgent = torch.ones(2**14)

@@ -195,7 +195,7 @@ void Network::send_queued(Peer& peer) {
 }
 
 void Network::poll() {
-  ++polls_;
+  changes_.begin_poll();
   epoll_event events[kEvents];
   int count = 0;
   do {
@@ -213,7 +213,7 @@ void Network::poll() {
         peer.data[line - 1].readable |= in;
         peer.data[line - 1].writable |= out;
         peer.data[line - 1].flush();
-        record_change();
+        changes_.record();
         continue;
       }
       if (out) {
@@ -401,7 +401,9 @@ bool Network::set_aside_unexpected() {
       }
     }
   }
-  changes_ += moved ? 1 : 0;
+  if (moved) {
+    changes_.record();
+  }
   return moved;
 }
 

@@ -26,6 +26,7 @@
 
 #include "comm/base/fork_guard.h"
 #include "comm/base/spin_lock.h"
+#include "comm/network/changes.h"
 #include "comm/network/message.h"
 #include "comm/network/tcp_frame.h"
 #include "comm/network/tcp_line.h"
@@ -97,16 +98,11 @@ class Network {
   // more than keeps them busy until this rank polls again (tcp_flow.h).
   void expect_priorities() { has_priorities_ = true; }
   bool has_priorities() const { return has_priorities_; }
-  // A number that grows with whatever may let a message go on that could not.
-  uint64_t changes() const { return changes_; }
-  void record_change() { ++changes_; }
-  // A message found no connection to the peer that could take a frame of it. Operations are asked
-  // in the order of their urgency at every poll, and again when something has changed, so until
-  // both no message after it starts a frame; frames that have begun go on.
-  void want_line(int peer) { peers_[peer]->wanted = {polls_, changes_}; }
-  bool is_line_wanted(int peer) const {
-    return peers_[peer]->wanted.poll == polls_ || peers_[peer]->wanted.change == changes_;
-  }
+  Changes& changes() { return changes_; }
+  // A message found no connection to the peer that could take a frame of it: no message after it
+  // starts one for now; frames that have begun go on.
+  void want_line(int peer) { peers_[peer]->claim = changes_.claim(); }
+  bool is_line_wanted(int peer) { return changes_.holds(peers_[peer]->claim); }
   // Gives the sink what was set aside of a message; `have` and the result count its bytes.
   // `named` is the peer's rank in the group, for messages.
   size_t take_aside(int peer, int named, uint64_t group, const Message& message, size_t have,
@@ -155,10 +151,7 @@ class Network {
     std::atomic<bool> lost{false};
     std::string problem;        // set before lost
     bool closed_there = false;  // the same
-    struct {
-      uint64_t poll = UINT64_MAX;
-      uint64_t change = UINT64_MAX;
-    } wanted;
+    Changes::Claim claim;       // of a message to a connection
     Aside aside;
     size_t aside_bytes = 0;
   };
@@ -177,8 +170,7 @@ class Network {
 
   int rank_;
   size_t frame_bytes_ = 0;
-  uint64_t polls_ = 0;
-  uint64_t changes_ = 1;
+  Changes changes_;
   bool has_priorities_ = false;
   std::atomic<int64_t> timeout_ns_{0};
   SpinLock timeout_lock_;

@@ -26,9 +26,9 @@ bool TcpTransport::can_start(TcpLine& line, int priority) {
 uint64_t TcpTransport::changes() {
   if (free_ns_ != INT64_MAX && now_ns() >= free_ns_) {
     free_ns_ = INT64_MAX;
-    group_.remote()->network().record_change();
+    group_.remote()->network().changes().record();
   }
-  return group_.remote()->network().changes();
+  return group_.remote()->network().changes().count();
 }
 
 // The connection that goes on with a frame of the message, or one that can take a new frame.
@@ -85,7 +85,7 @@ size_t TcpTransport::push(int peer, const Message& message, const std::byte* dat
   }
   if (from != before) {
     sent_.store(sent_.load(std::memory_order_relaxed) + from - before, std::memory_order_relaxed);
-    remote.network().record_change();
+    remote.network().changes().record();
   }
   return from;
 }
@@ -116,7 +116,7 @@ size_t TcpTransport::pull(int peer, const Message& message, size_t from, const S
     }
   }
   if (from != before) {
-    network.record_change();
+    network.changes().record();
   }
   return from;
 }
@@ -128,7 +128,7 @@ bool TcpTransport::set_aside_unexpected() {
 void TcpTransport::give_up() {
   RemoteMembers& remote = *group_.remote();
   remote.give_up();
-  remote.network().record_change();
+  remote.network().changes().record();
   for (int r = 0; r < group_.world(); ++r) {
     if (!remote.contains(r)) {
       continue;
