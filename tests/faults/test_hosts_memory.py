@@ -60,7 +60,7 @@ def test_plain_variables_are_enough(places, transport, shares):
         job = Job(made, places, MEASURE, None, 30.0, variables(made), transport="auto")
         outputs, problems = job.said(90.0)
     for output in outputs:
-        assert output.startswith("met\n"), problems
+        assert output.startswith("met\n["), problems
         found = json.loads(output.removeprefix("met\n"))
         assert found[:3] == [transport, list(places), [(len(places) + 1) / 2]]
         for share, expected in zip(found[3], shares, strict=True):

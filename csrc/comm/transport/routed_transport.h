@@ -27,6 +27,10 @@ class RoutedTransport final : public Transport {
   size_t pull(int peer, const Message& message, size_t from, const Sink& sink) override {
     return way_to(peer).pull(peer, message, from, sink);
   }
+  uint64_t changes() override {
+    between_->changes();  // it forgets moments that are past
+    return 0;             // memory is to be looked at again and again
+  }
   bool set_aside_unexpected() override {
     const bool moved = within_->set_aside_unexpected();
     return between_->set_aside_unexpected() || moved;
