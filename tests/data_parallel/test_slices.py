@@ -270,7 +270,7 @@ def test_ranks_that_cut_differently_are_told():
     def body(comm):
         cut = Cuts(lambda sizes: even(sizes, 1024 if comm.rank == 0 else 2048))
         model = dpcore.DataParallel(layers(), comm=comm, schedule=cut, bucket_cap_mb=0.004)
-        with pytest.raises(dpcore.Error, match="slice 0 of bucket 0") as caught:
+        with pytest.raises(dpcore.Error, match=r"slice . of bucket . .*disagree") as caught:
             model(torch.ones(4, 24)).sum().backward()
         return type(caught.value).__name__
 
