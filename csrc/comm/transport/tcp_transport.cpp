@@ -23,12 +23,25 @@ bool TcpTransport::can_start(TcpLine& line, int priority) {
   return false;
 }
 
-uint64_t TcpTransport::changes() {
+// The moment at which there may be room is a change, and counts once.
+void TcpTransport::record_what_is_past() const {
   if (free_ns_ != INT64_MAX && now_ns() >= free_ns_) {
     free_ns_ = INT64_MAX;
     group_.remote()->network().changes().record();
   }
+}
+
+uint64_t TcpTransport::changes() {
+  record_what_is_past();
   return group_.remote()->network().changes().count();
+}
+
+// Where it is past, operations are to be asked at once; but no thread stays awake for a moment that
+// none of them waits for.
+int64_t TcpTransport::next_event_ns() const {
+  const int64_t next = free_ns_;
+  record_what_is_past();
+  return next;
 }
 
 // The connection that goes on with a frame of the message, or one that can take a new frame.

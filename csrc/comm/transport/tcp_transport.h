@@ -24,7 +24,7 @@ class TcpTransport final : public Transport {
   bool set_aside_unexpected() override;
   void give_up() override;
   uint64_t changes() override;
-  int64_t next_event_ns() const override { return free_ns_; }
+  int64_t next_event_ns() const override;
   Sent sent() const override { return {0, sent_.load(std::memory_order_relaxed)}; }
   // When all of a rank's contributions have left, each of its peers still waits for the result of
   // the last segment: the shorter, the sooner. With less, polls cost more than that saves. Of
@@ -40,11 +40,12 @@ class TcpTransport final : public Transport {
  private:
   TcpLine* line_for(int peer, const Message& message);
   bool can_start(TcpLine& line, int priority);
+  void record_what_is_past() const;
 
   Group& group_;
   size_t next_line_ = 0;
-  int64_t free_ns_ = INT64_MAX;    // when there may be room for a frame that had to wait for it
-  std::atomic<uint64_t> sent_{0};  // one writer: the lock's holder
+  mutable int64_t free_ns_ = INT64_MAX;  // when there may be room for a frame that waits for it
+  std::atomic<uint64_t> sent_{0};        // one writer: the lock's holder
 };
 
 }  // namespace dpcore
