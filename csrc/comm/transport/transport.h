@@ -29,6 +29,7 @@ class Transport {
   // A number that changes when a push() or pull() that did nothing may do something now; 0: nobody
   // knows when, so they are to be tried again.
   virtual uint64_t changes() { return 0; }
+  // Since the caller's last question. `seen` is its own, 0 before the first one.
   bool has_changed(uint64_t& seen) {
     const uint64_t before = std::exchange(seen, changes());
     return seen == 0 || seen != before;

@@ -255,6 +255,8 @@ class _Running:
 
     def _begin_to_send(self, rank: int, now: float) -> None:
         """If little enough is left of the runs before it with the same moves."""
+        if self._sends[rank]:
+            return
         number, priority = self._operation._number, self._operation.priority
         left = sum(
             run._bytes_left[rank]
@@ -263,7 +265,7 @@ class _Running:
             and run._operation.priority >= priority
             and run._program is self._program
         )
-        if self._sends[rank] or left <= _SEGMENTS_LEFT * self._segment:
+        if left <= _SEGMENTS_LEFT * self._segment:
             self._sends[rank] = True
             for send in self._held[rank]:
                 send(now)
@@ -369,8 +371,8 @@ class _Running:
         if self._left[rank] == 0:
             running.remove(self)
             self._operation._finish(rank, now)
-        for run in running:
-            if run._held[rank]:
+        if self._program.has_turns:
+            for run in running:
                 run._begin_to_send(rank, now)
 
 
