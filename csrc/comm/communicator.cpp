@@ -408,8 +408,7 @@ std::vector<int> Communicator::hosts_for_costs() const {
 
 // A small operation over TCP needs no messages, unless a link is to hold them back.
 void Communicator::choose_by_cost(Request& request) {
-  const bool has_remote = group_->remote() != nullptr;
-  if (goes_by_messages() && (options_.link || !is_small(request, world(), has_remote))) {
+  if (goes_by_messages() && (options_.link || !is_small(request, world(), group_->small_bytes()))) {
     const size_t bytes = bytes_of(request, world());
     request.program = programs_.of(choice_.choose(request.collective, bytes, request.ordered),
                                    request.collective, request.root);
@@ -478,7 +477,7 @@ Explanation Communicator::explain(Collective collective, size_t bytes) {
     return why;
   }
   if (goes_by_messages()) {
-    const bool small = !options_.link && bytes <= small_bytes(world(), group_->remote() != nullptr);
+    const bool small = !options_.link && bytes <= group_->small_bytes();
     why.way = small && !why.asked ? Explanation::Way::entry : Explanation::Way::messages;
   } else {
     const bool fused =

@@ -116,6 +116,19 @@ def test_two_ranks_of_two_hosts_send_up_to_64_kib_with_the_word_that_they_have_e
     assert "entry" not in with_three
 
 
+@pytest.mark.parametrize("world", [3, 4])
+def test_ranks_of_one_machine_send_as_much_with_the_word_and_cut_in_longer_segments(world):
+    def body(comm):
+        for count in (1025, 4096, 4097, 70_000, 300_000):  # of 8 bytes
+            every_collective(comm, count)
+        return [comm.explain(n)["all_reduce"].algorithm for n in (65536, 65544)]
+
+    outcomes = run_processes(body, world, environment=NO_CACHE, options={"transport": "tcp"})
+    for outcome in outcomes:
+        assert outcome.error is None, outcome.traceback
+        assert outcome.result[0] == "entry" != outcome.result[1]
+
+
 def test_what_goes_by_memory_and_what_by_the_network():
     """A hierarchical all-reduce of S sends S out of each host of two; two_shot twice as much."""
 

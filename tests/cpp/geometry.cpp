@@ -198,16 +198,16 @@ void check_sizes() {
   request.dtype = DType::f32;
   request.count = kSmallBytes / 4;
   request.collective = Collective::all_reduce;
-  CHECK(bytes_of(request, 4) == kSmallBytes && is_small(request, 4, true));
-  request.count = kSmallBytesOfRemotePair / 4;
-  CHECK(is_small(request, 2, true) && !is_small(request, 2, false) && !is_small(request, 3, true));
+  CHECK(bytes_of(request, 4) == kSmallBytes && is_small(request, 4, kSmallBytes));
+  request.count = kSmallBytesOfFrames / 4;
+  CHECK(is_small(request, 2, kSmallBytesOfFrames) && !is_small(request, 2, kSmallBytes));
   request.count = kSmallBytes / 4;
   request.collective = Collective::all_gather;
-  CHECK(bytes_of(request, 4) == 4 * kSmallBytes && !is_small(request, 4, true));
+  CHECK(bytes_of(request, 4) == 4 * kSmallBytes && !is_small(request, 4, kSmallBytes));
   request.count = 1;
-  CHECK(is_small(request, 4, true));
+  CHECK(is_small(request, 4, kSmallBytes));
   request.force = Path::two_shot_push;
-  CHECK(!is_small(request, 4, true));
+  CHECK(!is_small(request, 4, kSmallBytes));
 }
 
 }  // namespace

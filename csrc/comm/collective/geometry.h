@@ -69,14 +69,13 @@ inline bool swaps_in_place(const Request& request) {
 // Up to here an all-reduce goes through the stage at once even when it lies in an arena: one wait
 // instead of two.
 inline constexpr size_t kSmallBytes = 16384;
-// And between two ranks that share no memory, whose messages would carry as much, one wait later.
-inline constexpr size_t kSmallBytesOfRemotePair = 65536;
-inline size_t small_bytes(int world, bool has_remote) {
-  return world == 2 && has_remote ? kSmallBytesOfRemotePair : kSmallBytes;
-}
-// Whether the operation is so small that its data travels in the frame that announces entry.
-inline bool is_small(const Request& request, int world, bool has_remote) {
-  return bytes_of(request, world) <= small_bytes(world, has_remote) && !announces_parts(request) &&
+// And over TCP, between two ranks, whose messages would carry as much, one wait later, or on one
+// machine, where bytes cost less than a wait.
+inline constexpr size_t kSmallBytesOfFrames = 65536;
+// Whether the operation is so small that its data travels in the frame that announces entry: no
+// larger than `small_bytes`, which Group knows.
+inline bool is_small(const Request& request, int world, size_t small_bytes) {
+  return bytes_of(request, world) <= small_bytes && !announces_parts(request) &&
          (request.force == Path::automatic || request.force == Path::stage);
 }
 

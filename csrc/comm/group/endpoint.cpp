@@ -116,6 +116,7 @@ void Endpoint::connect(RankKind how, const Rendezvous& rendezvous, const TcpOpti
   peers_ = std::vector<Peer>(peers.size());
   address_ = peers[rank_].address;
   bool needs_network = false;
+  is_one_machine_ = tcp.host_label.empty();
   for (size_t r = 0; r < peers.size(); ++r) {
     present[r] = std::move(peers[r].memory);
     present[r].process = peers[r].process;
@@ -125,6 +126,8 @@ void Endpoint::connect(RankKind how, const Rendezvous& rendezvous, const TcpOpti
     // Ranks that do not share memory here may share processors all the same.
     if (machine_of(peers[r].address) == machine_of(peers[rank_].address)) {
       count_if_sharer(static_cast<int>(r), peers[r].process);
+    } else {
+      is_one_machine_ = false;
     }
   }
   if (needs_network) {

@@ -64,6 +64,9 @@ class Endpoint {
   // nullptr when every rank is reached through memory.
   Network* network() const { return network_.get(); }
   bool is_remote(int r) const { return !peers_[r].view; }
+  // Whether all ranks have the same address, so that nothing leaves the machine, and none pretends
+  // to be on another host. The same answer on all ranks.
+  bool is_one_machine() const { return is_one_machine_; }
   // What the ranks agreed to expect of machine and network.
   const CostConstants& costs() const { return costs_; }
   // The lowest rank of r's host: equal for local peers.
@@ -156,6 +159,7 @@ class Endpoint {
   bool oversubscribed_ = false;
   bool shares_process_ = false;
   bool reads_local_peers_ = false;
+  bool is_one_machine_ = false;
   CostConstants costs_;
   std::string address_;
   fork_guard::Origin origin_;

@@ -9,6 +9,7 @@
 #include <map>
 
 #include "comm/base/clock.h"
+#include "comm/collective/geometry.h"
 
 namespace dpcore {
 namespace {
@@ -63,6 +64,11 @@ const char* Group::transport() const {
   }
   const std::vector<int> all = hosts();
   return *std::max_element(all.begin(), all.end()) + 1 < world() ? "shm+tcp" : "tcp";
+}
+
+size_t Group::small_bytes() const {
+  const bool by_frames = remote_ && (world() == 2 || endpoint_->is_one_machine());
+  return by_frames ? kSmallBytesOfFrames : kSmallBytes;
 }
 
 bool Group::has_local_peers() const {

@@ -69,6 +69,8 @@ class Group {
   const char* transport() const;
   // Whether another member is on the same host.
   bool has_local_peers() const;
+  // Operations of up to so many bytes travel with the word that a rank has entered.
+  size_t small_bytes() const;
   // By rank: the same number for members that share memory, and the smaller one for the host
   // whose first member has the smaller rank.
   std::vector<int> hosts() const;

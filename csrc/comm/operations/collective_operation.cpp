@@ -156,7 +156,7 @@ void CollectiveOperation::prepare(const std::shared_ptr<SharedState>& shared, Re
   run_.not_finite = {};
   run_.announces_parts = announces_parts(asked);
   const bool fused = world > 1 && !asked.program && asked.collective != Collective::barrier;
-  run_.is_small = fused && is_small(asked, world, group_->remote() != nullptr);
+  run_.is_small = fused && is_small(asked, world, group_->small_bytes());
   const size_t published = is_gathered(asked.collective) ? asked.count * run_.element : run_.bytes;
   run_.is_tiny = run_.is_small && asked.input_parts.empty() && published <= kTinyBytes &&
                  group_->remote() == nullptr;

@@ -109,7 +109,7 @@ std::byte* PathRun::take_stage() {
   return stage;
 }
 
-static_assert(std::max(kSmallBytes, kSmallBytesOfRemotePair) <= kMaxPostedBytes);
+static_assert(std::max(kSmallBytes, kSmallBytesOfFrames) <= kMaxPostedBytes);
 
 // What this rank wrote into its slot travels, and with it the part of its stage that the peer would
 // read there: a small operation is over with one frame each way, and the code that runs it is the

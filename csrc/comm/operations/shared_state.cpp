@@ -16,7 +16,8 @@ SharedState::SharedState(std::shared_ptr<Group> group, std::shared_ptr<Link> lin
     : group_(std::move(group)), link_(std::move(link)) {
   unchecked_.reserve(kSlotsKept);
   if (group_->remote() != nullptr) {
-    transport_ = std::make_unique<TcpTransport>(*group_);
+    transport_ =
+        std::make_unique<TcpTransport>(*group_, !link_ && group_->endpoint().is_one_machine());
   } else {
     transport_ = std::make_unique<MappedTransport>(*group_);
   }

@@ -1,11 +1,15 @@
 // Messages over the data connections of the network: the transport between ranks that share no
 // memory.
 //
-// A message is cut into frames of up to 128 KiB, and a frame goes over whichever of the peer's
-// connections is free, so a slow one does not hold the others up. What arrives is received where
-// it belongs when the receiver says where that is, and otherwise reduced out of memory that
-// stays in the cache. Messages of send() with one tag keep their order: all of a tag go over the
-// same connection.
+// A message is cut into frames, and a frame goes over whichever of the peer's connections is free,
+// so a slow one does not hold the others up. What arrives is received where it belongs when the
+// receiver says where that is, and otherwise reduced out of memory that stays in the cache.
+// Messages of send() with one tag keep their order: all of a tag go over the same connection.
+//
+// Ranks that are all on one machine have no NIC to share, so they need no turns. What costs time
+// there is the kernel's work for every packet and every call, and what falls out of the cache on
+// its way. So they cut messages less finely, into full packets of the loopback device, and keep
+// less on its way (decision 81).
 //
 // Threads: under the engine's progress lock. Owns no memory; it loses against mapped memory always.
 #pragma once
@@ -18,7 +22,9 @@ namespace dpcore {
 
 class TcpTransport final : public Transport {
  public:
-  explicit TcpTransport(Group& group) : group_(group) {}
+  // `on_one_machine`: where all ranks are, and no emulated link stands between them.
+  TcpTransport(Group& group, bool on_one_machine)
+      : group_(group), on_one_machine_(on_one_machine) {}
   size_t push(int peer, const Message& message, const std::byte* data, size_t from) override;
   size_t pull(int peer, const Message& message, size_t from, const Sink& sink) override;
   bool set_aside_unexpected() override;
@@ -30,19 +36,28 @@ class TcpTransport final : public Transport {
   // the last segment: the shorter, the sooner. With less, polls cost more than that saves. Of
   // two ranks each waits for one result only.
   size_t segment_bytes() const override {
+    if (on_one_machine_) {
+      return (group_.world() == 2 ? 8 : 3) * kPacketBytes;
+    }
     return TcpFlow::kSegmentBytes / (group_.world() == 2 ? 2 : 4);
   }
-  bool takes_turns() const override { return true; }
+  bool takes_turns() const override { return !on_one_machine_; }
   // Connections to several peers do not keep step with each other: some have to be ahead.
-  size_t window_bytes() const override { return 16 * TcpFlow::kSegmentBytes; }
+  size_t window_bytes() const override {
+    return (on_one_machine_ ? 4 : 16) * TcpFlow::kSegmentBytes;
+  }
   std::vector<std::shared_ptr<std::byte>> take_blocks() override { return {}; }
 
  private:
+  // Fits into one packet of the loopback device, together with the header of a frame.
+  static constexpr size_t kPacketBytes = size_t{60} << 10;
+
   TcpLine* line_for(int peer, const Message& message);
   bool can_start(TcpLine& line, int priority);
   void record_what_is_past() const;
 
   Group& group_;
+  const bool on_one_machine_;
   size_t next_line_ = 0;
   mutable int64_t free_ns_ = INT64_MAX;  // when there may be room for a frame that waits for it
   std::atomic<uint64_t> sent_{0};        // one writer: the lock's holder
