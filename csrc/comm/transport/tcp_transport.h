@@ -14,6 +14,8 @@
 // Threads: under the engine's progress lock. Owns no memory; it loses against mapped memory always.
 #pragma once
 
+#include <algorithm>
+
 #include "comm/group/group.h"
 #include "comm/network/tcp_flow.h"
 #include "comm/transport/transport.h"
@@ -33,13 +35,14 @@ class TcpTransport final : public Transport {
   int64_t next_event_ns() const override;
   Sent sent() const override { return {0, sent_.load(std::memory_order_relaxed)}; }
   // When all of a rank's contributions have left, each of its peers still waits for the result of
-  // the last segment: the shorter, the sooner. With less, polls cost more than that saves. Of
-  // two ranks each waits for one result only.
+  // the last segment, and a rank receives one of each peer before it has a result: the more ranks,
+  // the shorter. With less, polls cost more than that saves.
   size_t segment_bytes() const override {
     if (on_one_machine_) {
       return (group_.world() == 2 ? 8 : 3) * kPacketBytes;
     }
-    return TcpFlow::kSegmentBytes / (group_.world() == 2 ? 2 : 4);
+    const auto pages = TcpFlow::kSegmentBytes / static_cast<size_t>(group_.world()) / kPage;
+    return std::max(pages * kPage, kLeastSegmentBytes);
   }
   bool takes_turns() const override { return !on_one_machine_; }
   // Connections to several peers do not keep step with each other: some have to be ahead.
@@ -51,6 +54,8 @@ class TcpTransport final : public Transport {
  private:
   // Fits into one packet of the loopback device, together with the header of a frame.
   static constexpr size_t kPacketBytes = size_t{60} << 10;
+  static constexpr size_t kPage = 4096;
+  static constexpr size_t kLeastSegmentBytes = size_t{32} << 10;
 
   TcpLine* line_for(int peer, const Message& message);
   bool can_start(TcpLine& line, int priority);

@@ -150,7 +150,9 @@ class Links:
 
     def segment_bytes(self, world: int) -> int:
         """What large messages are cut into."""
-        return (128 if self.is_tcp and world == 2 else 64) << 10
+        if not self.is_tcp:
+            return 64 << 10
+        return max((256 << 10) // world // 4096 * 4096, 32 << 10)
 
     def is_posted(self, nbytes: float, world: int) -> bool:
         """Whether data is so little that it travels with the word that a rank has entered."""
