@@ -87,16 +87,17 @@ def column_of(record: dict[str, Any]) -> int:
 
 
 def table_of_network(records: list[dict[str, Any]]) -> str:
-    """All-reduces over TCP, a row a link and size; raw TCP moves as many bytes."""
+    """All-reduces over TCP, a row a link, number of ranks and size; raw TCP moves as many bytes."""
     contenders = list(dict.fromkeys(record["contender"] for record in records))
-    lines = ["| link | float32, 2 ranks | " + " | ".join(contenders) + " |"]
-    lines += ["|---|---:|" + "---:|" * len(contenders)]
+    lines = ["| link | ranks | float32 | " + " | ".join(contenders) + " |"]
+    lines += ["|---|---:|---:|" + "---:|" * len(contenders)]
     times = {
-        (r["settings"]["link"], r["bytes"], r["contender"]): r.get("median_s") for r in records
+        (r["settings"]["link"], r["world"], r["bytes"], r["contender"]): r.get("median_s")
+        for r in records
     }
-    for link, size in dict.fromkeys((link, size) for link, size, _ in times):
-        row = [time_text(times.get((link, size, contender))) for contender in contenders]
-        lines.append(f"| {link} | {size_text(size)} | " + " | ".join(row) + " |")
+    for link, world, size in dict.fromkeys(cell[:3] for cell in times):
+        row = [time_text(times.get((link, world, size, contender))) for contender in contenders]
+        lines.append(f"| {link} | {world} | {size_text(size)} | " + " | ".join(row) + " |")
     lines += ["", source("network", records, "../", "Medians of two runs, loopback and links,")]
     return "\n".join(lines) + "\n"
 

@@ -57,7 +57,7 @@ def test_contenders_that_failed_or_are_absent_have_a_dash():
         record(settings={"link": "lo"}, contender="a", **{**cell, "bytes": 8}, median_s=1.0),
         record(settings={"link": "lo"}, contender="b", **{**cell, "bytes": 64}, median_s=1.0),
     ]
-    assert "| lo | 8 B | 1000.0 ms | – |" in collective_tables.table_of_network(links_)
+    assert "| lo | 2 | 8 B | 1000.0 ms | – |" in collective_tables.table_of_network(links_)
     peaks = [
         record(model=model, contender=who, peak_bytes=1 << 20)
         for model, who in (("mlp", "a"), ("mlp", "b"), ("many", "a"))
