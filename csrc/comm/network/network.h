@@ -94,10 +94,10 @@ class Network {
   // The longest frame of data that leaves this rank, and how much of a connection's data the kernel
   // keeps before it has left: an urgent frame has to wait for both.
   size_t frame_bytes() const { return frame_bytes_; }
-  // The program gives messages priorities: from the first of these on, connections are handed no
+  // The program gives operations priorities: from the first of these on, connections are handed no
   // more than keeps them busy until this rank polls again (tcp_flow.h).
-  void expect_priorities() { has_priorities_ = true; }
-  bool has_priorities() const { return has_priorities_; }
+  void expect_priorities() { has_priorities_.store(true, std::memory_order_relaxed); }
+  bool has_priorities() const { return has_priorities_.load(std::memory_order_relaxed); }
   Changes& changes() { return changes_; }
   // A message found no connection to the peer that could take a frame of it: no message after it
   // starts one for now; frames that have begun go on.
@@ -171,7 +171,7 @@ class Network {
   int rank_;
   size_t frame_bytes_ = 0;
   Changes changes_;
-  bool has_priorities_ = false;
+  std::atomic<bool> has_priorities_{false};
   std::atomic<int64_t> timeout_ns_{0};
   SpinLock timeout_lock_;
   std::vector<std::unique_ptr<Peer>> peers_;  // by rank; none for those without connections

@@ -117,6 +117,9 @@ static_assert(std::max(kSmallBytes, kSmallBytesOfFrames) <= kMaxPostedBytes);
 void tell_remote_members(const PathRun& run, bool is_prefilled) {
   RemoteMembers& remote = *run.group->remote();
   const std::byte* stage = is_prefilled ? run.stage_of(run.me()) : nullptr;
+  if (run.request.priority != 0) {
+    remote.network().expect_priorities();
+  }
   for (int r = 0; r < run.world(); ++r) {
     if (!remote.contains(r)) {
       continue;

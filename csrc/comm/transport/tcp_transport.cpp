@@ -10,9 +10,6 @@ namespace dpcore {
 
 bool TcpTransport::can_start(TcpLine& line, int priority) {
   Network& network = group_.remote()->network();
-  if (priority != 0) {
-    network.expect_priorities();
-  }
   if (!line.can_start()) {
     return false;
   }
