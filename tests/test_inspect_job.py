@@ -215,6 +215,14 @@ def test_no_rank_anywhere(monkeypatch, capsys):
     assert "no process on this host that you may inspect" in capsys.readouterr().err
 
 
+def test_a_process_whose_job_is_not_found_is_told(monkeypatch, capsys):
+    monkeypatch.setattr(
+        "dpcore.tools.diagnose.inspect.families", lambda pids: ([family(box(1))], {})
+    )
+    assert main(["inspect", "--job", "7"]) == 1
+    assert "of process 7 no job was found, only of process" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("user", "advice"), [(1000, "try sudo"), (0, "CAP_SYS_PTRACE")])
 def test_a_process_that_may_not_be_inspected(monkeypatch, capsys, user, advice):
     def forbidden(path):

@@ -78,7 +78,10 @@ def _show_jobs(
         if asked is None or pid in asked:
             print(f"dpcore inspect: {problem}", file=sys.stderr)
     if asked is not None:
+        known = sorted(process for family in found for process in family.processes)
         found = [family for family in found if family.processes & set(asked)]
+        if not found and problems.keys().isdisjoint(asked):
+            raise Error(f"of {_processes(asked)} no job was found, only of {_processes(known)}")
     if folder is not None:
         if len(found) > 1:
             raise Unsupported(
@@ -97,6 +100,10 @@ def _show_jobs(
         for line, style in _job_lines(family, verdict):
             console.print(line, style=style or None, markup=False, soft_wrap=True)
     return 0 if judged else 1
+
+
+def _processes(pids: Sequence[int]) -> str:
+    return f"process{'es' * (len(pids) > 1)} {', '.join(map(str, pids))}" if pids else "no process"
 
 
 def _groups_of(family: Family) -> dict[int, list[int]]:
