@@ -220,7 +220,7 @@ def test_a_process_whose_job_is_not_found_is_told(monkeypatch, capsys):
         "dpcore.tools.diagnose.inspect.families", lambda pids: ([family(box(1))], {})
     )
     assert main(["inspect", "--job", "7"]) == 1
-    assert "of process 7 no job was found, only of process" in capsys.readouterr().err
+    assert "found no job that process 7 is in, only of process" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("user", "advice"), [(1000, "try sudo"), (0, "CAP_SYS_PTRACE")])

@@ -81,7 +81,7 @@ def _show_jobs(
         known = sorted(process for family in found for process in family.processes)
         found = [family for family in found if family.processes & set(asked)]
         if not found and problems.keys().isdisjoint(asked):
-            raise Error(f"of {_processes(asked)} no job was found, only of {_processes(known)}")
+            raise Error(f"found no job that {_processes(asked)} is in, only of {_processes(known)}")
     if folder is not None:
         if len(found) > 1:
             raise Unsupported(
