@@ -117,7 +117,7 @@ def test_two_ranks_of_two_hosts_send_up_to_64_kib_with_the_word_that_they_have_e
 
 
 @pytest.mark.parametrize("world", [3, 4])
-def test_ranks_of_one_machine_send_as_much_with_the_word_and_cut_in_longer_segments(world):
+def test_ranks_of_one_machine_send_as_much_with_the_word(world):
     def body(comm):
         for count in (1025, 4096, 4097, 70_000, 300_000):  # of 8 bytes
             every_collective(comm, count)

@@ -82,7 +82,7 @@ size_t TcpTransport::push(int peer, const Message& message, const std::byte* dat
     }
     FrameHeader frame;
     frame.kind = FrameKind::data;
-    const size_t longest = on_one_machine_ ? 8 * kPacketBytes : remote.network().frame_bytes();
+    const size_t longest = on_one_machine_ ? kMachineFrameBytes : remote.network().frame_bytes();
     frame.bytes = static_cast<uint32_t>(std::min(longest, message.total - from));
     frame.group = remote.group();
     frame.operation = message.tag.operation;

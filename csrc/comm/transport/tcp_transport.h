@@ -39,7 +39,7 @@ class TcpTransport final : public Transport {
   // the shorter. With less, polls cost more than that saves.
   size_t segment_bytes() const override {
     if (on_one_machine_) {
-      return (group_.world() == 2 ? 8 : 3) * kPacketBytes;
+      return group_.world() == 2 ? kMachineFrameBytes : 3 * kPacketBytes;
     }
     const auto pages = TcpFlow::kSegmentBytes / static_cast<size_t>(group_.world()) / kPage;
     return std::max(pages * kPage, kLeastSegmentBytes);
@@ -54,6 +54,7 @@ class TcpTransport final : public Transport {
  private:
   // Fits into one packet of the loopback device, together with the header of a frame.
   static constexpr size_t kPacketBytes = size_t{60} << 10;
+  static constexpr size_t kMachineFrameBytes = 8 * kPacketBytes;  // the longest, on one machine
   static constexpr size_t kPage = 4096;
   static constexpr size_t kLeastSegmentBytes = size_t{32} << 10;
 
