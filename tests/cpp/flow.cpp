@@ -41,7 +41,7 @@ void without_priorities_the_queue_is_long() {
   TcpFlow made = flow();
   CHECK(made.has_room(load(3.01e6, 3.01e6), 0, false, 0));
   CHECK(!made.has_room(load(3.03e6, 0), 0, false, 0));
-  CHECK(made.free_ns() == 100'000);  // 10,000 bytes too many
+  CHECK(made.free_ns() == 130'000);  // 10,000 bytes too many, and how long a refusal holds
 }
 
 // Half a millisecond of the link in this host; a segment and two round trips on the way.
@@ -49,7 +49,7 @@ void with_priorities_it_is_short() {
   TcpFlow made = flow();
   CHECK(made.has_room(load(200e3, 49e3), 1, true, 0));
   CHECK(!made.has_room(load(200e3, 60e3), 1, true, 0));
-  CHECK(made.free_ns() == 100'000);
+  CHECK(made.free_ns() == 250'000);
   CHECK(made.has_room(load(280e3, 0), 1, true, kMillisecond));
   CHECK(!made.has_room(load(300e3, 0), 1, true, kMillisecond));
 }
@@ -63,7 +63,19 @@ void an_urgent_frame_starts_at_once_and_holds_back_its_equals() {
   CHECK(made.has_room(kFull, 2, true, 0));
 }
 
-// A look that comes late has left the link idle, so more is kept here from then on: up to a
+// The kernel need not be asked meanwhile, except for something more urgent.
+void a_refusal_holds_for_a_while() {
+  TcpFlow made = flow();
+  CHECK(!made.is_refused(0, 0));
+  CHECK(!made.has_room(kFull, 0, true, 0));
+  CHECK(made.is_refused(0, 149'999));
+  CHECK(!made.is_refused(1, 149'999));
+  CHECK(!made.is_refused(0, 150'000));
+  CHECK(made.has_room(kFull, 1, true, 1000));
+  CHECK(!made.is_refused(0, 2000));
+}
+
+// A poll that comes late has left the link idle, so more is kept here from then on: up to a
 // segment, until polls have come in time for a while.
 void late_polls_lengthen_the_queue() {
   TcpFlow made = flow();
@@ -102,6 +114,7 @@ int main() {
   without_priorities_the_queue_is_long();
   with_priorities_it_is_short();
   an_urgent_frame_starts_at_once_and_holds_back_its_equals();
+  a_refusal_holds_for_a_while();
   late_polls_lengthen_the_queue();
   a_poll_at_which_no_frame_waited_is_not_late();
   std::puts("flow: fine");

@@ -53,10 +53,17 @@ namespace {
 constexpr double kLeastBytes = 32 << 10;
 constexpr double kLatePollsNs = 3 * 10e6;
 constexpr double kEarlyPollNs = 0.5e6;  // where messages have priorities
-constexpr int64_t kShortestPauseNs = 30'000;
+// A refusal holds so long. With priorities a connection is asked about several times for each frame
+// that leaves, each question is four system calls, and a rank that sleeps wakes up for it.
+constexpr int64_t kRefusalNs = 30'000;
+constexpr int64_t kRefusalWithPrioritiesNs = 150'000;
 constexpr int64_t kForgotten = 32;  // of the lateness, one part at each poll
 
 }  // namespace
+
+bool TcpFlow::is_refused(int priority, int64_t now) const {
+  return waits_ && priority <= priority_ && now < refused_until_ns_;
+}
 
 bool TcpFlow::has_room(const TcpLoad& load, int priority, bool has_priorities, int64_t now) {
   record_poll(now);
@@ -66,7 +73,8 @@ bool TcpFlow::has_room(const TcpLoad& load, int priority, bool has_priorities, i
     waits_ = false;
     return true;
   }
-  free_ns_ = now + std::max(kShortestPauseNs, static_cast<int64_t>(excess / load.bytes_per_ns));
+  refused_until_ns_ = now + (has_priorities ? kRefusalWithPrioritiesNs : kRefusalNs);
+  free_ns_ = refused_until_ns_ + static_cast<int64_t>(excess / load.bytes_per_ns);
   waits_ = true;
   return false;
 }

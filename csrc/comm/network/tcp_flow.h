@@ -9,12 +9,12 @@
 // waits behind the data that the peer sends. A rank that has to share a processor may poll late, so
 // that time is generous.
 //
-// Once a message has had a priority, two limits take the place of that one. What has not left this
-// host keeps its NIC busy until this rank polls again, for half a millisecond, or for as long as
-// polls have been late. And what is unacknowledged is no more than a segment besides the round
-// trips: it may be in a queue elsewhere, or the receiver is late to confirm it. So urgent data
-// waits for a segment and a frame at most, and a busy processor leaves no link idle. A frame that
-// is more urgent than what is on its way starts at once.
+// Once an operation with a priority has found others in its way, two limits take the place of that
+// one. What has not left this host keeps its NIC busy until this rank polls again, for half a
+// millisecond, or for as long as polls have been late. And what is unacknowledged is no more than a
+// segment besides the round trips: it may be in a queue elsewhere, or the receiver is late to
+// confirm it. So urgent data waits for a segment and a frame at most, and a busy processor leaves
+// no link idle. A frame that is more urgent than what is on its way starts at once.
 //
 // A TcpFlow is pure: time and load are arguments. Under the engine's progress lock.
 #pragma once
@@ -39,9 +39,11 @@ struct TcpLoad {
 class TcpFlow {
  public:
   // Whether a frame of this priority may start. If not, free_ns() says when to ask again.
-  // `has_priorities`: whether any message has had one.
+  // `has_priorities`: whether operations overtake each other.
   bool has_room(const TcpLoad& load, int priority, bool has_priorities, int64_t now);
   int64_t free_ns() const { return free_ns_; }
+  // Whether has_room() has refused so little ago that the kernel need not be asked again.
+  bool is_refused(int priority, int64_t now) const;
 
   // This connection's shares: so many bytes the kernel may always keep that have not left, and as
   // many as `most` where polls are late, or that are on their way.
@@ -57,6 +59,7 @@ class TcpFlow {
 
   int priority_ = 0;  // of what is on its way
   int64_t free_ns_ = 0;
+  int64_t refused_until_ns_ = 0;
   bool waits_ = false;   // a frame, for this rank to poll at free_ns_
   int64_t late_ns_ = 0;  // by which polls come after that; what was long ago counts less
   double unsent_ = 0;

@@ -29,6 +29,9 @@ void TcpLine::share(size_t unsent, size_t most) {
 }
 
 bool TcpLine::has_room(int priority, bool has_priorities, int64_t now) {
+  if (flow_.is_refused(priority, now)) {
+    return false;
+  }
   const size_t told = flow_.unsent();
   load_.ask(fd(), has_priorities, now);
   const bool has_room = flow_.has_room(load_, priority, has_priorities, now);
