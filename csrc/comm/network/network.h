@@ -94,9 +94,29 @@ class Network {
   // The longest frame of data that leaves this rank, and how much of a connection's data the kernel
   // keeps before it has left: an urgent frame has to wait for both.
   size_t frame_bytes() const { return frame_bytes_; }
-  // The program gives operations priorities: from the first of these on, connections are handed no
-  // more than keeps them busy until this rank polls again (tcp_flow.h).
-  void expect_priorities() { has_priorities_.store(true, std::memory_order_relaxed); }
+  // A collective that moves data, of whatever group, for as long as this lives.
+  class Moving {
+   public:
+    explicit Moving(Network* network) : network_(network) { count(1); }
+    ~Moving() { count(-1); }
+    Moving(const Moving&) = delete;
+    Moving& operator=(const Moving&) = delete;
+
+   private:
+    void count(int change) {
+      if (network_ != nullptr) {
+        network_->moving_.fetch_add(change, std::memory_order_relaxed);
+      }
+    }
+    Network* network_;
+  };
+  // An operation with a priority begins. From the first one on that finds others in its way,
+  // connections are handed no more than keeps them busy until this rank polls again (tcp_flow.h).
+  void expect_priorities() {
+    if (moving_.load(std::memory_order_relaxed) > 0) {
+      has_priorities_.store(true, std::memory_order_relaxed);
+    }
+  }
   bool has_priorities() const { return has_priorities_.load(std::memory_order_relaxed); }
   Changes& changes() { return changes_; }
   // A message found no connection to the peer that could take a frame of it: no message after it
@@ -171,6 +191,7 @@ class Network {
   int rank_;
   size_t frame_bytes_ = 0;
   Changes changes_;
+  std::atomic<int> moving_{0};
   std::atomic<bool> has_priorities_{false};
   std::atomic<int64_t> timeout_ns_{0};
   SpinLock timeout_lock_;

@@ -69,6 +69,8 @@ Steps run_moves(PathRun& run) {
   task.prescale = prescales ? run.request.prescale : 1.0;
   moves.start(task, memory);
   const RunsInFlight::Entry entry(run.shared->runs(), moves);
+  RemoteMembers* const remote = run.group->remote();
+  const Network::Moving moving(remote == nullptr ? nullptr : &remote->network());
   while (!moves.done()) {
     if (!moves.step()) {
       co_await run.until(
