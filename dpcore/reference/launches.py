@@ -33,10 +33,10 @@ UNLIMITED = 1 << 62
 
 
 class Bucketed(LaunchSchedule):
-    """Later buckets are more urgent: their gradients are those that forward needs first."""
+    """No bucket overtakes another, since backward ends when all of them are complete."""
 
     def bucket_ready(self, control: Any, bucket: int) -> None:
-        control.launch(bucket, priority=bucket)
+        control.launch(bucket)
 
     def backward_end(self, control: Any) -> None:
         control.wait_for_all()

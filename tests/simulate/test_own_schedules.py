@@ -19,7 +19,7 @@ LINKS = (Speed(1.25e8, 50e-6), Speed(1.25e9, 50e-6), Speed(1.25e7, 1e-3))
 
 class Bucketed(dpcore.LaunchSchedule):
     def bucket_ready(self, control, bucket):
-        control.launch(bucket, priority=bucket)
+        control.launch(bucket)
 
     def backward_end(self, control):
         control.wait_for_all()

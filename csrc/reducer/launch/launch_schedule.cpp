@@ -11,16 +11,15 @@ namespace {
 // ---- until the end of backward ---------------------------------------------------------------
 // Then everything is launched, and backward returns when all of it is complete.
 
-// Sends each bucket as soon as its last gradient is there, in the background of backward. Buckets
-// that begin their way early matter least urgently: the first layers' gradients are ready last and
-// needed first, so later ones overtake.
+// Sends each bucket as soon as its last gradient is there, in the background of backward. None
+// overtakes another, since backward ends when all are complete.
 // Loses where no processor is free for the progress thread: then it takes the time of backward.
 class Bucketed : public LaunchSchedule {
  public:
   std::string name() const override { return "bucketed"; }
   uint32_t listens() const override { return bucket_ready | backward_end; }
   void on_bucket_ready(LaunchControl& control, size_t bucket) override {
-    control.launch(bucket, {.priority = static_cast<int>(bucket), .background = true});
+    control.launch(bucket, {.priority = 0, .background = true});
   }
   void on_backward_end(LaunchControl& control) override { control.wait_for_all(); }
 };
