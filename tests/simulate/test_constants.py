@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dpcore.base.link import Speed
-from dpcore.tools.simulate import in_memory, network
+from dpcore.tools.simulate import cards, in_memory, network
 from dpcore.tools.simulate.links import Links
 
 COMM = Path(__file__).parents[2] / "csrc" / "comm"
@@ -22,6 +22,9 @@ CONSTANTS = [
     ("network/tcp_flow.h", "kSegmentBytes", network._TCP_WINDOW_BYTES // 16),
     ("network/tcp_flow.h", "kSegmentBytes", 2 * TCP.segment_bytes(2)),
     ("network/tcp_flow.h", "kSegmentBytes", 4 * TCP.segment_bytes(4)),
+    ("network/tcp_flow.h", "kSegmentBytes", cards.LATE_QUEUE_BYTES),
+    ("network/tcp_flow.cpp", "kLeastBytes", cards.LEAST_QUEUE_BYTES),
+    ("network/tcp_flow.cpp", "kEarlyPollNs", round(cards.QUEUE_SECONDS * 1e9)),
     ("transport/tcp_transport.h", "kLeastSegmentBytes", TCP.segment_bytes(4096)),
     ("transport/mapped_transport.h", "kSegmentBytes", Links(Speed(1.25e8)).segment_bytes(4)),
 ]
@@ -31,9 +34,10 @@ CONSTANTS = [
 def test_a_constant_is_the_engines(file, name, value):
     source = (COMM / file).read_text()
     [(number, shift)] = re.findall(
-        rf"constexpr (?:size_t|int) {name} = (?:size_t\{{)?(\d+)\}}?(?: << (\d+))?;", source
+        rf"constexpr (?:size_t|int|double) {name} = (?:size_t\{{)?([\d.e]+)\}}?(?: << (\d+))?;",
+        source,
     )
-    assert int(number) << int(shift or 0) == value
+    assert float(number) * 2 ** int(shift or 0) == value
 
 
 def test_what_travels_with_the_word_of_entry():

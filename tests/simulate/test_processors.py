@@ -151,6 +151,24 @@ def test_an_urgent_operation_overtakes_between_two_segments():
     assert first == pytest.approx(2 * 40 * MB * 3e-10, rel=0.02)
 
 
+def test_over_tcp_an_urgent_operation_waits_for_what_the_kernel_has():
+    """On its way to the other rank; over an emulated link for the rest of a fragment alone."""
+    links = Links.tcp(Speed(1.25e8, 20e-6))
+    ranks_share_cores = Processors(cores=2, ranks=4)
+
+    def waits(links, processors=Processors.free()):  # noqa: B008
+        operations = [NetworkOperation(12 * MB, [0.0] * 4), NetworkOperation(64000, [0.02] * 4, 1)]
+        Network(4, links, "auto", processors).run(operations)
+        alone = NetworkOperation(64000, [0.0] * 4, 1)
+        Network(4, links, "auto", processors).run([alone])
+        return max(operations[1].finished) - 0.02 - max(alone.finished)
+
+    queue = 3 * 32768 / (1.25e8 * links.goodput)
+    assert 2 * queue < waits(links) < 9 * queue
+    assert 2 * waits(links) < waits(links, ranks_share_cores)
+    assert waits(Links(Speed(1.25e8, 20e-6))) < 2 * queue
+
+
 def test_64_operations_are_in_flight_and_the_next_one_waits():
     link = Speed(1.25e8, 10e-3)
     ends = seconds_of(link, 1000, Processors.free(), priority=(0,) * 66, at=(0.0,) * 66)

@@ -3,6 +3,10 @@
 A card sends one fragment after the other, each of the most urgent message that is ready, and takes
 in what arrives one message after the other. A message passes the sender's card, the switches where
 they carry less than all cards send, and the receiver's card; within a host, the ports of its ranks.
+
+Over TCP, a rank gives its kernel a message before the one that leaves is gone: until it polls
+again, or has a core again, there must be something to send. More urgent messages wait for that, and
+at the receiver's card for all that came before them.
 """
 
 from __future__ import annotations
@@ -18,6 +22,9 @@ from itertools import count
 from dpcore.tools.simulate.links import IDLE_SECONDS, Links, latency_of
 
 FRAGMENT_BYTES = 256 << 10
+QUEUE_SECONDS = 0.5e-3  # of what the kernel has before it has left, of all connections
+LEAST_QUEUE_BYTES = 32 << 10  # of each connection
+LATE_QUEUE_BYTES = 256 << 10  # of all, where a rank that has something to send waits for a core
 
 Act = Callable[[float], None]
 At = Callable[[float, Act], None]
@@ -63,9 +70,10 @@ class _Flow:
 
 
 class Cards:
-    """The cards of all ranks, or of all hosts. ``at`` calls a function when its moment has come."""
+    """The cards of all ranks, or of all hosts. ``at`` calls a function when its moment has come.
+    ``is_late``: ranks share cores, so they poll when they get one."""
 
-    def __init__(self, links: Links, world: int, at: At) -> None:
+    def __init__(self, links: Links, world: int, at: At, is_late: bool = False) -> None:
         self._links = links
         self._at = at
         self._order = count()
@@ -75,6 +83,9 @@ class Cards:
         ]
         self._ports = [_Card(links.intra.bytes_per_second) for _ in range(world)]
         self._seeds = [links.seed(rank) for rank in range(world)]
+        least = LATE_QUEUE_BYTES if is_late else LEAST_QUEUE_BYTES * (len(self._cards) - 1)
+        self._queue_bytes = min(least, LATE_QUEUE_BYTES) if links.is_tcp else 0
+        self._queue_seconds = QUEUE_SECONDS if links.is_tcp else 0.0
         self._flows: defaultdict[tuple[int, int], _Flow] = defaultdict(_Flow)
         self._to_serve: list[_Card] = []  # have something ready, or have become free
         self._switch_rate = len(self._cards) * links.inter.bytes_per_second / links.oversubscribed
@@ -124,7 +135,8 @@ class Cards:
         card.clock = max(card.clock, now - message.seconds(self._links.burst)) + transfer
         ends = max(now, card.clock)
         card.is_sending = True
-        self._at(ends, partial(self._is_free, card))
+        queue = max(message.seconds(self._queue_bytes), self._queue_seconds)
+        self._at(max(now, ends - queue), partial(self._is_free, card))
         gone = self._through_switches(message, nbytes, now, ends)
         gone = max(gone, self._ramp(message, nbytes, now))
         if message.left > 0:
@@ -173,7 +185,8 @@ class Cards:
         if not card.ingress_rate:
             act(now)
             return
-        heapq.heappush(card.asked_for, (-message.priority, next(self._order), message, act))
+        urgency = 0 if self._links.is_tcp else -message.priority
+        heapq.heappush(card.asked_for, (urgency, next(self._order), message, act))
         if not card.is_taking:
             self._take_in(card, now)
 

@@ -108,7 +108,7 @@ class Network:
         self.choice = AlgorithmChoice(algorithm, world, self.links, processors.costs)
         self._queue: list[tuple[float, int, int, Callable[[float], None]]] = []
         self._order = count()
-        self.cards = Cards(self.links, world, self.at)
+        self.cards = Cards(self.links, world, self.at, processors.are_shared)
         self.threads = Threads(processors, world, self.links.ranks_per_host, self.at)
         self._launched = [deque[NetworkOperation](maxlen=SLOTS) for _ in range(world)]
         self._numbers = count(1)

@@ -83,6 +83,11 @@ class Processors:
         )  # fmt: skip
 
     @property
+    def are_shared(self) -> bool:
+        """Whether fewer cores than ranks are on a machine."""
+        return 0 < self.cores < self.ranks
+
+    @property
     def is_free(self) -> bool:
         """Whether communication takes them no time."""
         return self == Processors(self.cores, self.ranks, costs=self.costs)
