@@ -83,6 +83,28 @@ Network::Network(int rank, std::vector<TcpPeer> peers, Descriptor wake_event)
   set_longer_timeout(kLeastTimeoutNs);
 }
 
+Network::Moving::Moving(Network* network, int priority) : network_(network), priority_(priority) {
+  if (network_ != nullptr) {
+    network_->moving_.push_back(priority_);
+  }
+}
+
+Network::Moving::~Moving() {
+  if (network_ != nullptr) {
+    std::vector<int>& all = network_->moving_;
+    all.erase(std::find(all.begin(), all.end(), priority_));
+  }
+}
+
+Precedence Network::precedence_of(int priority) const {
+  if (!has_priorities_) {
+    return Precedence::none;
+  }
+  const bool is_first =
+      std::all_of(moving_.begin(), moving_.end(), [&](int other) { return other <= priority; });
+  return is_first ? Precedence::first : Precedence::overtaken;
+}
+
 // What the kernel has taken leaves before anything more urgent, and so does the rest of a frame
 // that has begun: together one segment of 256 KiB, which all connections share, as long as that
 // leaves each of them enough to keep the NIC busy until this rank polls again. Where polls are late

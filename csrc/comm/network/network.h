@@ -94,30 +94,22 @@ class Network {
   // The longest frame of data that leaves this rank, and how much of a connection's data the kernel
   // keeps before it has left: an urgent frame has to wait for both.
   size_t frame_bytes() const { return frame_bytes_; }
-  // A collective that moves data, of whatever group, for as long as this lives.
+  // A collective that moves data, of whatever group, for as long as this lives. Under the lock.
   class Moving {
    public:
-    explicit Moving(Network* network) : network_(network) { count(1); }
-    ~Moving() { count(-1); }
+    Moving(Network* network, int priority);
+    ~Moving();
     Moving(const Moving&) = delete;
     Moving& operator=(const Moving&) = delete;
 
    private:
-    void count(int change) {
-      if (network_ != nullptr) {
-        network_->moving_.fetch_add(change, std::memory_order_relaxed);
-      }
-    }
     Network* network_;
+    int priority_;
   };
   // An operation with a priority begins. From the first one on that finds others in its way,
   // connections are handed no more than keeps them busy until this rank polls again (tcp_flow.h).
-  void expect_priorities() {
-    if (moving_.load(std::memory_order_relaxed) > 0) {
-      has_priorities_.store(true, std::memory_order_relaxed);
-    }
-  }
-  bool has_priorities() const { return has_priorities_.load(std::memory_order_relaxed); }
+  void expect_priorities() { has_priorities_ = has_priorities_ || !moving_.empty(); }
+  Precedence precedence_of(int priority) const;
   Changes& changes() { return changes_; }
   // A message found no connection to the peer that could take a frame of it: no message after it
   // starts one for now; frames that have begun go on.
@@ -191,8 +183,8 @@ class Network {
   int rank_;
   size_t frame_bytes_ = 0;
   Changes changes_;
-  std::atomic<int> moving_{0};
-  std::atomic<bool> has_priorities_{false};
+  std::vector<int> moving_;  // priorities of the collectives that move data
+  bool has_priorities_ = false;
   std::atomic<int64_t> timeout_ns_{0};
   SpinLock timeout_lock_;
   std::vector<std::unique_ptr<Peer>> peers_;  // by rank; none for those without connections

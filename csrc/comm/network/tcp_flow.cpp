@@ -62,30 +62,35 @@ constexpr int64_t kForgotten = 32;  // of the lateness, one part at each poll
 }  // namespace
 
 bool TcpFlow::is_refused(int priority, int64_t now) const {
-  return waits_ && priority <= priority_ && now < refused_until_ns_;
+  return waits_ && priority <= refused_ && now < refused_until_ns_;
 }
 
-bool TcpFlow::has_room(const TcpLoad& load, int priority, bool has_priorities, int64_t now) {
+bool TcpFlow::has_room(const TcpLoad& load, int priority, Precedence precedence, int64_t now) {
   record_poll(now);
-  const double excess = load.bytes_per_ns > 0 ? too_many(load, has_priorities) : 0;
+  const double excess = load.bytes_per_ns > 0 ? too_many(load, precedence) : 0;
   if (excess <= 0 || priority > priority_) {
     priority_ = priority;
     waits_ = false;
     return true;
   }
-  refused_until_ns_ = now + (has_priorities ? kRefusalWithPrioritiesNs : kRefusalNs);
+  refused_until_ns_ =
+      now + (precedence == Precedence::none ? kRefusalNs : kRefusalWithPrioritiesNs);
   free_ns_ = refused_until_ns_ + static_cast<int64_t>(excess / load.bytes_per_ns);
+  refused_ = priority;
   waits_ = true;
   return false;
 }
 
 // Bytes that have to leave, or to be confirmed, before there is room.
-double TcpFlow::too_many(const TcpLoad& load, bool has_priorities) {
+double TcpFlow::too_many(const TcpLoad& load, Precedence precedence) {
   const double travels = 2 * load.bytes_per_ns * load.round_trip_ns;
-  if (!has_priorities) {
+  if (precedence == Precedence::none) {
     return load.on_the_way - std::max(kLeastBytes, travels + load.bytes_per_ns * kLatePollsNs);
   }
   const double needed = std::max(kLeastBytes, load.bytes_per_ns * kEarlyPollNs);
+  if (precedence == Precedence::overtaken) {
+    return std::max(load.on_the_way - travels - needed, load.queued_here - needed / 4);
+  }
   const double wanted = load.bytes_per_ns * static_cast<double>(late_ns_);
   const double queue = std::max(needed, std::min(wanted, most_unsent_));
   if (const double unsent = std::clamp(queue, least_unsent_, most_unsent_);

@@ -14,7 +14,10 @@
 // millisecond, or for as long as polls have been late. And what is unacknowledged is no more than a
 // segment besides the round trips: it may be in a queue elsewhere, or the receiver is late to
 // confirm it. So urgent data waits for a segment and a frame at most, and a busy processor leaves
-// no link idle. A frame that is more urgent than what is on its way starts at once.
+// no link idle. A frame that is more urgent than what is on its way starts at once. One of an
+// operation that is overtaken only fills a gap, for instance while messages of the urgent one wait
+// for their turn: it starts when hardly anything is left here, so that the gap, and not the link,
+// is what it takes.
 //
 // A TcpFlow is pure: time and load are arguments. Under the engine's progress lock.
 #pragma once
@@ -36,11 +39,17 @@ struct TcpLoad {
   void ask(int fd, bool asks_here, int64_t now);
 };
 
+// Of a frame, among the operations in flight.
+enum class Precedence : uint8_t {
+  none,      // no operation overtakes another
+  first,     // none is more urgent than its own
+  overtaken  // one is
+};
+
 class TcpFlow {
  public:
   // Whether a frame of this priority may start. If not, free_ns() says when to ask again.
-  // `has_priorities`: whether operations overtake each other.
-  bool has_room(const TcpLoad& load, int priority, bool has_priorities, int64_t now);
+  bool has_room(const TcpLoad& load, int priority, Precedence precedence, int64_t now);
   int64_t free_ns() const { return free_ns_; }
   // Whether has_room() has refused so little ago that the kernel need not be asked again.
   bool is_refused(int priority, int64_t now) const;
@@ -54,11 +63,12 @@ class TcpFlow {
   static constexpr size_t kSegmentBytes = size_t{256} << 10;  // the most that urgent data waits for
 
  private:
-  double too_many(const TcpLoad& load, bool has_priorities);
+  double too_many(const TcpLoad& load, Precedence precedence);
   void record_poll(int64_t now);
 
   int priority_ = 0;  // of what is on its way
   int64_t free_ns_ = 0;
+  int refused_ = 0;  // the priority of what was refused last
   int64_t refused_until_ns_ = 0;
   bool waits_ = false;   // a frame, for this rank to poll at free_ns_
   int64_t late_ns_ = 0;  // by which polls come after that; what was long ago counts less

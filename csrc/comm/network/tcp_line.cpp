@@ -28,13 +28,13 @@ void TcpLine::share(size_t unsent, size_t most) {
   TcpSocket::limit_unsent(fd(), unsent);
 }
 
-bool TcpLine::has_room(int priority, bool has_priorities, int64_t now) {
+bool TcpLine::has_room(int priority, Precedence precedence, int64_t now) {
   if (flow_.is_refused(priority, now)) {
     return false;
   }
   const size_t told = flow_.unsent();
-  load_.ask(fd(), has_priorities, now);
-  const bool has_room = flow_.has_room(load_, priority, has_priorities, now);
+  load_.ask(fd(), precedence != Precedence::none, now);
+  const bool has_room = flow_.has_room(load_, priority, precedence, now);
   if (flow_.unsent() != told) {
     TcpSocket::limit_unsent(fd(), flow_.unsent());
   }

@@ -34,7 +34,7 @@ class TcpLine {
   // ---- outgoing ----
   bool can_start() const { return writable && !is_sending_ && problem_.empty(); }
   // Whether little enough is on its way for a frame of this priority; if not, ask at free_ns().
-  bool has_room(int priority, bool has_priorities, int64_t now);
+  bool has_room(int priority, Precedence precedence, int64_t now);
   int64_t free_ns() const { return flow_.free_ns(); }
   bool can_resume() const { return writable && problem_.empty(); }
   bool is_sending(uint64_t group, const MessageTag& tag) const;

@@ -70,7 +70,8 @@ Steps run_moves(PathRun& run) {
   moves.start(task, memory);
   const RunsInFlight::Entry entry(run.shared->runs(), moves);
   RemoteMembers* const remote = run.group->remote();
-  const Network::Moving moving(remote == nullptr ? nullptr : &remote->network());
+  const Network::Moving moving(remote == nullptr ? nullptr : &remote->network(),
+                               run.operation.priority);
   while (!moves.done()) {
     if (!moves.step()) {
       co_await run.until(

@@ -13,7 +13,7 @@ bool TcpTransport::can_start(TcpLine& line, int priority) {
   if (!line.can_start()) {
     return false;
   }
-  if (line.has_room(priority, network.has_priorities(), now_ns())) {
+  if (line.has_room(priority, network.precedence_of(priority), now_ns())) {
     return true;
   }
   free_ns_ = std::min(free_ns_, line.free_ns());
