@@ -6,7 +6,8 @@ they carry less than all cards send, and the receiver's card; within a host, the
 
 Over TCP, a rank gives its kernel a message before the one that leaves is gone: until it polls
 again, or has a core again, there must be something to send. More urgent messages wait for that, and
-at the receiver's card for all that came before them.
+at the receiver's card for all that came before them. Of an operation that is overtaken, the kernel
+is given less.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ FRAGMENT_BYTES = 256 << 10
 QUEUE_SECONDS = 0.5e-3  # of what the kernel has before it has left, of all connections
 LEAST_QUEUE_BYTES = 32 << 10  # of each connection
 LATE_QUEUE_BYTES = 256 << 10  # of all, where a rank that has something to send waits for a core
+OVERTAKEN_SHARE = 1 / 4  # of the first two
 
 Act = Callable[[float], None]
 At = Callable[[float, Act], None]
@@ -71,9 +73,17 @@ class _Flow:
 
 class Cards:
     """The cards of all ranks, or of all hosts. ``at`` calls a function when its moment has come.
-    ``is_late``: ranks share cores, so they poll when they get one."""
+    ``is_late``: ranks share cores, so they poll when they get one. ``is_overtaken``: whether a rank
+    has more urgent operations in flight than one of this priority."""
 
-    def __init__(self, links: Links, world: int, at: At, is_late: bool = False) -> None:
+    def __init__(
+        self,
+        links: Links,
+        world: int,
+        at: At,
+        is_late: bool = False,
+        is_overtaken: Callable[[int, int], bool] = lambda rank, priority: False,
+    ) -> None:
         self._links = links
         self._at = at
         self._order = count()
@@ -83,9 +93,8 @@ class Cards:
         ]
         self._ports = [_Card(links.intra.bytes_per_second) for _ in range(world)]
         self._seeds = [links.seed(rank) for rank in range(world)]
-        least = LATE_QUEUE_BYTES if is_late else LEAST_QUEUE_BYTES * (len(self._cards) - 1)
-        self._queue_bytes = min(least, LATE_QUEUE_BYTES) if links.is_tcp else 0
-        self._queue_seconds = QUEUE_SECONDS if links.is_tcp else 0.0
+        self._is_late = is_late
+        self._is_overtaken = is_overtaken
         self._flows: defaultdict[tuple[int, int], _Flow] = defaultdict(_Flow)
         self._to_serve: list[_Card] = []  # have something ready, or have become free
         self._switch_rate = len(self._cards) * links.inter.bytes_per_second / links.oversubscribed
@@ -135,14 +144,23 @@ class Cards:
         card.clock = max(card.clock, now - message.seconds(self._links.burst)) + transfer
         ends = max(now, card.clock)
         card.is_sending = True
-        queue = max(message.seconds(self._queue_bytes), self._queue_seconds)
-        self._at(max(now, ends - queue), partial(self._is_free, card))
+        self._at(max(now, ends - self._queue(message)), partial(self._is_free, card))
         gone = self._through_switches(message, nbytes, now, ends)
         gone = max(gone, self._ramp(message, nbytes, now))
         if message.left > 0:
             heapq.heappush(card.ready, (urgency, order, message))
         else:
             self._at(gone + message.latency, partial(self._arrive, message))
+
+    def _queue(self, message: Message) -> float:
+        """How long the kernel takes to send what it is given ahead of time, together with this."""
+        if not self._links.is_tcp:
+            return 0.0
+        nbytes = min(LEAST_QUEUE_BYTES * (len(self._cards) - 1), LATE_QUEUE_BYTES)
+        if self._is_overtaken(message.source, message.priority):
+            return OVERTAKEN_SHARE * max(message.seconds(nbytes), QUEUE_SECONDS)
+        late = message.seconds(LATE_QUEUE_BYTES) if self._is_late else 0.0
+        return max(message.seconds(nbytes), QUEUE_SECONDS, late)
 
     def _is_free(self, card: _Card, now: float) -> None:
         card.is_sending = False

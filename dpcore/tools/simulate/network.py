@@ -108,7 +108,7 @@ class Network:
         self.choice = AlgorithmChoice(algorithm, world, self.links, processors.costs)
         self._queue: list[tuple[float, int, int, Callable[[float], None]]] = []
         self._order = count()
-        self.cards = Cards(self.links, world, self.at, processors.are_shared)
+        self.cards = Cards(self.links, world, self.at, processors.are_shared, self._has_more_urgent)
         self.threads = Threads(processors, world, self.links.ranks_per_host, self.at)
         self._launched = [deque[NetworkOperation](maxlen=SLOTS) for _ in range(world)]
         self._numbers = count(1)
@@ -177,6 +177,9 @@ class Network:
                 act=partial(begin, rank), is_awake=self.polls(operation),
             )  # fmt: skip
             self._at(now + latency, operation.priority, wake)
+
+    def _has_more_urgent(self, rank: int, priority: int) -> bool:
+        return any(run._operation.priority > priority for run in self._running[rank])
 
     def polls(self, operation: NetworkOperation) -> bool:
         """A thread that waits polls before it sleeps, but not over an emulated link; the progress
