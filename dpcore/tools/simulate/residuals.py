@@ -16,19 +16,19 @@ from dpcore.tools.simulate.processors import Processors
 
 # <!-- figures: residuals -->
 WITHIN = -0.053, -0.004
-ACROSS = -0.134, 0.016
+ACROSS = -0.121, 0.016
 CALIBRATIONS = {
-    "operation": 0.76,
-    "memory_operation": 0.24,
+    "operation": 0.68,
+    "memory_operation": 0.25,
     "message": 1.00,
-    "tcp_message": 0.17,
-    "copied_byte": 0.07,
+    "tcp_message": 0.18,
+    "copied_byte": 0.06,
     "reduced_byte": 0.05,
     "fused_byte": 0.02,
-    "tcp_byte": 0.43,
-    "wake": 0.42,
-    "busy_wake": 0.10,
-    "woken": 0.04,
+    "tcp_byte": 0.23,
+    "wake": 0.37,
+    "busy_wake": 0.02,
+    "woken": 0.01,
     "update_call": 0.46,
 }
 # <!-- end -->
