@@ -52,7 +52,8 @@ namespace {
 
 constexpr double kLeastBytes = 32 << 10;
 constexpr double kLatePollsNs = 3 * 10e6;
-constexpr double kEarlyPollNs = 0.5e6;  // where messages have priorities
+constexpr double kEarlyPollNs = 0.5e6;    // where messages have priorities
+constexpr double kOvertakenShare = 0.25;  // of what is kept for that long
 // A refusal holds so long. With priorities a connection is asked about several times for each frame
 // that leaves, each question is four system calls, and a rank that sleeps wakes up for it.
 constexpr int64_t kRefusalNs = 30'000;
@@ -89,7 +90,8 @@ double TcpFlow::too_many(const TcpLoad& load, Precedence precedence) {
   }
   const double needed = std::max(kLeastBytes, load.bytes_per_ns * kEarlyPollNs);
   if (precedence == Precedence::overtaken) {
-    return std::max(load.on_the_way - travels - needed, load.queued_here - needed / 4);
+    return std::max(load.on_the_way - travels - needed,
+                    load.queued_here - kOvertakenShare * needed);
   }
   const double wanted = load.bytes_per_ns * static_cast<double>(late_ns_);
   const double queue = std::max(needed, std::min(wanted, most_unsent_));

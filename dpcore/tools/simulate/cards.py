@@ -81,8 +81,8 @@ class Cards:
         links: Links,
         world: int,
         at: At,
-        is_late: bool = False,
-        is_overtaken: Callable[[int, int], bool] = lambda rank, priority: False,
+        is_late: bool,
+        is_overtaken: Callable[[int, int], bool],
     ) -> None:
         self._links = links
         self._at = at
