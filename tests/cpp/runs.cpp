@@ -1,6 +1,7 @@
 // Which messages the runs of a program send, and when they ask the transport at all. The transport
 // takes everything, and gives as many segments as a case says.
 #include <algorithm>
+#include <climits>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -26,22 +27,24 @@ class Cable final : public Transport {
   }
   size_t pull(int, const Message& message, size_t from, const Sink& sink) override {
     ++asked;
-    if (message.tag.operation != gives_to || gives == 0) {
+    const size_t end = message.total - std::min(message.total, missing);
+    if (message.tag.operation != gives_to || gives == 0 || from >= end) {
       return from;
     }
     --gives;
     if (sink.destination() != nullptr) {
-      std::fill_n(sink.destination() + from, message.total - from, std::byte{0});
+      std::fill_n(sink.destination() + from, end - from, std::byte{0});
     } else {
-      const std::vector<std::byte> zeros(message.total - from);
+      const std::vector<std::byte> zeros(end - from);
       sink(zeros.data(), from, zeros.size());
     }
-    return message.total;
+    return end;
   }
   uint64_t changes() override { return change; }
   bool set_aside_unexpected() override { return false; }
   size_t segment_bytes() const override { return kSegment; }
   bool takes_turns() const override { return true; }
+  size_t early_bytes(int priority) const override { return priority > 0 ? early : 0; }
   Sent sent() const override { return {}; }
   std::vector<std::shared_ptr<std::byte>> take_blocks() override { return {}; }
 
@@ -50,6 +53,8 @@ class Cable final : public Transport {
   uint64_t gives_to = 0;  // this operation
   int gives = 0;          // so many messages
   uint64_t change = 0;
+  size_t missing = 0;  // of each message, does not come
+  size_t early = 0;    // before its turn, an urgent message begins
 };
 
 // An all-reduce of rank 0.
@@ -130,6 +135,35 @@ void a_run_that_has_begun_is_held_up_by_no_earlier_one() {
   CHECK(cable.pushed[2] > begun);
 }
 
+void an_urgent_message_begins_a_little_before_its_turn() {
+  for (const int priority : {0, 1}) {
+    Cable cable;
+    RunsInFlight others;
+    cable.early = kSegment / 2;
+    Run run(cable, others, program_of("two_shot"), 1, priority);
+    run.go_on();
+    const int begun = cable.pushed[1];
+    cable.gives_to = 1;
+    cable.gives = INT_MAX;
+    cable.missing = cable.early + 1;
+    run.go_on();
+    CHECK(cable.pushed[1] == begun);
+    cable.missing = cable.early;
+    run.go_on();
+    CHECK((cable.pushed[1] > begun) == (priority > 0));
+  }
+}
+
+void no_urgent_message_that_is_short_waits_for_its_turn() {
+  Cable cable;
+  RunsInFlight others;
+  cable.early = kSegment;
+  Run run(cable, others, program_of("two_shot"), 1, 1);
+  run.go_on();
+  constexpr int kSegmentsInWindow = 2;
+  CHECK(cable.pushed[1] == kSegmentsInWindow * (kWorld - 1));
+}
+
 void the_transport_is_asked_when_something_has_changed() {
   Cable cable;
   RunsInFlight others;
@@ -178,6 +212,8 @@ int main() {
   a_run_begins_to_send_when_little_of_the_earlier_ones_is_left();
   what_is_more_urgent_or_has_another_list_of_moves_waits_for_none();
   a_run_that_has_begun_is_held_up_by_no_earlier_one();
+  an_urgent_message_begins_a_little_before_its_turn();
+  no_urgent_message_that_is_short_waits_for_its_turn();
   the_transport_is_asked_when_something_has_changed();
   std::puts("runs: fine");
 }

@@ -26,6 +26,7 @@ CONSTANTS = [
     ("network/tcp_flow.cpp", "kLeastBytes", cards.LEAST_QUEUE_BYTES),
     ("network/tcp_flow.cpp", "kEarlyPollNs", round(cards.QUEUE_SECONDS * 1e9)),
     ("network/tcp_flow.cpp", "kOvertakenShare", cards.OVERTAKEN_SHARE),
+    ("network/tcp_flow.h", "kEarlyBytes", network._EARLY_BYTES),
     ("transport/tcp_transport.h", "kLeastSegmentBytes", TCP.segment_bytes(4096)),
     ("transport/mapped_transport.h", "kSegmentBytes", Links(Speed(1.25e8)).segment_bytes(4)),
 ]

@@ -152,21 +152,24 @@ def test_an_urgent_operation_overtakes_between_two_segments():
 
 
 def test_over_tcp_an_urgent_operation_waits_for_what_the_kernel_has():
-    """On its way to the other rank; over an emulated link for the rest of a fragment alone."""
+    """On its way to the other rank; over an emulated link for the rest of a fragment alone. Short
+    messages take no turns, so all of them wait at once."""
     links = Links.tcp(Speed(1.25e8, 20e-6))
     ranks_share_cores = Processors(cores=2, ranks=4)
 
-    def waits(links, processors=Processors.free()):  # noqa: B008
-        operations = [NetworkOperation(12 * MB, [0.0] * 4), NetworkOperation(64000, [0.02] * 4, 1)]
+    def waits(nbytes, links, processors=Processors.free()):  # noqa: B008
+        operations = [NetworkOperation(12 * MB, [0.0] * 4), NetworkOperation(nbytes, [0.02] * 4, 1)]
         Network(4, links, "auto", processors).run(operations)
-        alone = NetworkOperation(64000, [0.0] * 4, 1)
+        alone = NetworkOperation(nbytes, [0.0] * 4, 1)
         Network(4, links, "auto", processors).run([alone])
         return max(operations[1].finished) - 0.02 - max(alone.finished)
 
     queue = 3 * 32768 / (1.25e8 * links.goodput)
-    assert 2 * queue < waits(links) < 9 * queue
-    assert 1.2 * waits(links) < waits(links, ranks_share_cores)
-    assert waits(Links(Speed(1.25e8, 20e-6))) < 2 * queue
+    assert queue < waits(64000, links) < 2 * queue
+    assert 2 * queue < waits(MB, links) < 9 * queue
+    for nbytes in (64000, MB):
+        assert 1.2 * waits(nbytes, links) < waits(nbytes, links, ranks_share_cores)
+        assert waits(nbytes, Links(Speed(1.25e8, 20e-6))) < 2 * queue
 
 
 def test_64_operations_are_in_flight_and_the_next_one_waits():

@@ -105,6 +105,11 @@ Precedence Network::precedence_of(int priority) const {
   return is_first ? Precedence::first : Precedence::overtaken;
 }
 
+bool Network::overtakes(int priority) const {
+  return precedence_of(priority) == Precedence::first &&
+         std::any_of(moving_.begin(), moving_.end(), [&](int other) { return other < priority; });
+}
+
 // What the kernel has taken leaves before anything more urgent, and so does the rest of a frame
 // that has begun: together one segment of 256 KiB, which all connections share, as long as that
 // leaves each of them enough to keep the NIC busy until this rank polls again. Where polls are late

@@ -110,6 +110,8 @@ class Network {
   // connections are handed no more than keeps them busy until this rank polls again (tcp_flow.h).
   void expect_priorities() { has_priorities_ = has_priorities_ || !moving_.empty(); }
   Precedence precedence_of(int priority) const;
+  // Whether collectives in flight are less urgent, and none is more urgent.
+  bool overtakes(int priority) const;
   Changes& changes() { return changes_; }
   // A message found no connection to the peer that could take a frame of it: no message after it
   // starts one for now; frames that have begun go on.

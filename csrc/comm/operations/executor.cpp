@@ -158,9 +158,14 @@ bool ProgramRun::may_start(Running& running, const LaneStep& step, size_t send) 
 // Whether it is the message's turn (program.h).
 bool ProgramRun::is_turn(const Running& running, const LaneStep& step, size_t send) const {
   const Turn& turn = step.turns[send];
+  const auto bytes_of = [&](const Job& job) { return (job.end - job.begin) * element_; };
   const size_t begin = jobs_[running.job].begin;
   const size_t ago = turn.segments_ago * segment_;
   if (turn.source < 0 || begin < ago || !task_.transport->takes_turns()) {
+    return true;
+  }
+  const size_t early = task_.transport->early_bytes(task_.priority);
+  if (bytes_of(jobs_[running.job]) <= early) {
     return true;
   }
   const auto is_awaited = [&](const Job& job) {
@@ -173,7 +178,7 @@ bool ProgramRun::is_turn(const Running& running, const LaneStep& step, size_t se
       const auto source = std::find(at.receives.begin(), at.receives.end(), turn.source);
       return at.step > step.step ||
              (at.step == step.step &&
-              other.received[source - at.receives.begin()] == (job.end - job.begin) * element_);
+              other.received[source - at.receives.begin()] + early >= bytes_of(job));
     }
   }
   // Jobs begin in the order of their segments.

@@ -8,7 +8,8 @@
 // Where in a step each rank sends to several, ranks that send to the same one take turns, or else
 // some NICs would idle while others are asked twice. So the k-th message of a rank waits for the
 // one that comes here as the (k-1)-th of its sender, and the first for the last of some segments
-// ago. No message says whose turn it is: what has arrived does.
+// ago. No message says whose turn it is: what has arrived does. Messages of an urgent operation
+// begin a little earlier (Transport::early_bytes).
 //
 // Values only; comm/operations/executor.h runs a program.
 #pragma once

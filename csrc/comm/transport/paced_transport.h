@@ -32,6 +32,7 @@ class PacedTransport final : public Transport {
   void give_up() override;
   size_t segment_bytes() const override { return inner_->segment_bytes(); }
   bool takes_turns() const override { return inner_->takes_turns(); }
+  size_t early_bytes(int priority) const override { return inner_->early_bytes(priority); }
   size_t window_bytes() const override;
   int64_t next_event_ns() const override;
   int64_t held_back_until_ns() const override;

@@ -20,6 +20,13 @@ bool TcpTransport::can_start(TcpLine& line, int priority) {
   return false;
 }
 
+// An urgent message that begins when the one before it has come is too late: less urgent ones have
+// filled the gap, here and in the network, and it waits behind them. So it begins earlier, and
+// where messages are as short as that, none waits for another.
+size_t TcpTransport::early_bytes(int priority) const {
+  return group_.remote()->network().overtakes(priority) ? TcpFlow::kEarlyBytes : 0;
+}
+
 // The moment at which there may be room is a change, and counts once.
 void TcpTransport::record_what_is_past() const {
   if (free_ns_ != INT64_MAX && now_ns() >= free_ns_) {

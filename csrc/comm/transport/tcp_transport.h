@@ -45,6 +45,7 @@ class TcpTransport final : public Transport {
     return std::max(pages * kPage, kLeastSegmentBytes);
   }
   bool takes_turns() const override { return !on_one_machine_; }
+  size_t early_bytes(int priority) const override;
   // Connections to several peers do not keep step with each other: some have to be ahead.
   size_t window_bytes() const override {
     return (on_one_machine_ ? 4 : 16) * TcpFlow::kSegmentBytes;

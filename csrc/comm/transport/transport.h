@@ -50,6 +50,8 @@ class Transport {
   virtual size_t segment_bytes() const = 0;
   // Whether messages to one receiver hinder each other, so that senders should take turns.
   virtual bool takes_turns() const { return false; }
+  // A turn comes when no more than this is missing of the message before.
+  virtual size_t early_bytes(int /*priority*/) const { return 0; }
   // How much has to be on its way at a time to keep the connection busy.
   virtual size_t window_bytes() const { return 0; }
   // Bytes of messages that have left, by memory and by the network.

@@ -30,6 +30,7 @@ SLOTS = 64  # operations of a rank in flight
 _LEAST_WINDOW = 8  # jobs at a time
 _WINDOW_PER_CHUNK = 2
 _TCP_WINDOW_BYTES = 4 << 20
+_EARLY_BYTES = 40 << 10  # up to here a message takes no turn, if its operation overtakes others
 _SEGMENTS_LEFT = 12  # at most, of the runs before it, when one that takes turns begins to send
 
 
@@ -181,6 +182,13 @@ class Network:
     def _has_more_urgent(self, rank: int, priority: int) -> bool:
         return any(run._operation.priority > priority for run in self._running[rank])
 
+    def _early_bytes(self, rank: int, priority: int) -> float:
+        """How short a message has to be to take no turn. The core also begins longer ones so much
+        before their turn, which would gain nothing here, where a turn comes without delay."""
+        overtakes = any(run._operation.priority < priority for run in self._running[rank])
+        is_first = overtakes and not self._has_more_urgent(rank, priority)
+        return _EARLY_BYTES if is_first and self.links.is_tcp else 0.0
+
     def polls(self, operation: NetworkOperation) -> bool:
         """A thread that waits polls before it sleeps, but not over an emulated link; the progress
         thread never does."""
@@ -278,12 +286,13 @@ class _Running:
         """Sends what the step of a job sends; it is over when that has left and all has come."""
         step = self._lanes[rank][job.chunk][job.at]
         job.missing = 1 + len(step.sends) + len(step.receives)
+        is_short = job.nbytes <= self._network._early_bytes(rank, self._operation.priority)
         for target, turn in zip(step.sends, step.turns, strict=True):
             send = partial(self._send_or_hold, rank, partial(self._send, rank, job, step, target))
             awaited = turn and _Key(
                 turn.source, rank, turn.chunk, job.segment - turn.segments_ago, step.number
             )
-            if awaited is None or awaited.segment < 0 or awaited in self._taken:
+            if awaited is None or awaited.segment < 0 or awaited in self._taken or is_short:
                 send(now)
             else:
                 self._next_in_turn[awaited].append(send)
