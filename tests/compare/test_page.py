@@ -2,23 +2,27 @@
 
 import html
 import re
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from dpcore.tools.compare.figures import figures_of
 from dpcore.tools.compare.output import (
+    WIDEST,
     Outcome,
     number,
     overlap_text,
     ratio_text,
     records,
+    table,
     tell,
     write_csv,
 )
 from dpcore.tools.compare.page import page_text
 from dpcore.tools.compare.picture import write_picture
 from dpcore.tools.compare.plan import Cell, contenders
+from dpcore.tools.ratios import Estimate
 from tests.compare.test_figures import TWO, rounds
 
 FACTS = {
@@ -117,6 +121,31 @@ def test_bars_end_at_the_median_that_is_written_beside_them(tmp_path, monkeypatc
 def test_an_overlap_that_nobody_knows_has_no_number():
     assert overlap_text(outcome(lambda n: 100.0 + (-1) ** n * 8).figures[1]) == "unknown"
     assert overlap_text(outcome(lambda n: 104.0).figures[1]) == "20% (20% – 20%)"
+
+
+def test_no_row_is_folded_where_there_is_no_terminal(capsys):
+    """With figures of three digits and their intervals in every column."""
+    wide = Estimate(-0.1234, -0.9876, -0.1111, 15, 0.95)
+    slow = Estimate(-123.4, -987.6, 999.4, 15, 0.95)
+    known = {"step": slow, "exposed": slow, "slowdown": slow, "overlap": wide, "loss": 0.123456}
+    made = [
+        replace(one, contender="dpcore per_parameter 100", memory_mib=123456.0, **known)
+        for one in outcome(lambda n: 104.0).figures
+    ]
+    made[1] = replace(made[1], ratio=Estimate(1.123, 0.987, 1.234, 15, 0.95))
+    shown = Outcome(Cell("", "machine", 2), made, [], optimizer="SGD", memory_alone_mib=1.0)
+    Console(width=WIDEST, highlight=False).print(table(shown, WIDEST))
+    rows = [line for line in capsys.readouterr().out.splitlines() if "999" in line]
+    assert len(rows) == len(made)
+    assert all("dpcore per_parameter 100" in row and "123456" in row for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.01234, "0.0123"), (999.4, "999"), (999.9, "1000"), (-12345.6, "-12346")],
+)
+def test_a_number_has_no_exponent(value, text):
+    assert number(value) == text
 
 
 def test_one_contender_alone_has_a_page():

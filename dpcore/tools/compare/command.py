@@ -47,8 +47,8 @@ def _compare_models(options: argparse.Namespace) -> int:
 
     from dpcore.tools import records
     from dpcore.tools.compare.grid import best_of, write_grid
+    from dpcore.tools.compare.output import WIDEST, tell, write_csv, write_jsonl, write_rounds_csv
     from dpcore.tools.compare.output import records as records_of
-    from dpcore.tools.compare.output import tell, write_csv, write_jsonl, write_rounds_csv
     from dpcore.tools.compare.page import write_page
     from dpcore.tools.compare.picture import write_picture
     from dpcore.tools.compare.running import measure
@@ -57,7 +57,7 @@ def _compare_models(options: argparse.Namespace) -> int:
 
     console = Console(highlight=False, stderr=options.json)
     if not console.is_terminal:
-        console.width = 140
+        console.width = WIDEST
     plan = plan_of(options)
     folder: Path = options.out or Path("compare") / folder_name(plan.model)
     identity = plan.identity() | {"torch": torch.__version__, "dpcore": records.code()}

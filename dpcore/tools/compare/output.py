@@ -22,6 +22,7 @@ from dpcore.tools.compare.plan import Cell
 from dpcore.tools.ratios import Estimate
 
 WIDE = 120  # characters that the table takes in one line a row
+WIDEST = 200  # and at most, with an interval in every column
 QUANTITIES = ("step", "alone", "exposed", "slowdown", "communication")
 COLUMNS = (
     "model", "link", "kind", "world", "contender", "rounds",
@@ -79,7 +80,7 @@ def table(outcome: Outcome, width: int) -> Table:
 
 
 def number(value: float) -> str:
-    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{value:.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
 
 
 def interval(of: Estimate | None) -> str:
