@@ -42,6 +42,15 @@ def test_a_constant_is_the_engines(file, name, value):
     assert float(number) * 2 ** int(shift or 0) == value
 
 
+@pytest.mark.parametrize(("world", "kib"), [(2, 128), (3, 64), (4, 40), (5, 32), (4096, 32)])
+def test_a_frame_is_a_share_of_half_a_segment(world, kib):
+    """As Network::share_card has it, with one connection for the data of each peer."""
+    source = (COMM / "network/network.cpp").read_text()
+    assert "kHalfSegment = TcpFlow::kSegmentBytes / 2;" in source
+    assert "kLeastShare = size_t{32} << 10;" in source
+    assert TCP.frame_bytes(world) == kib << 10
+
+
 def test_what_travels_with_the_word_of_entry():
     assert TCP.is_posted(65536, 2) and not TCP.is_posted(65537, 2)
     assert TCP.is_posted(16384, 3) and not TCP.is_posted(16385, 3)

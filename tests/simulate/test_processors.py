@@ -172,6 +172,23 @@ def test_over_tcp_an_urgent_operation_waits_for_what_the_kernel_has():
         assert waits(nbytes, Links(Speed(1.25e8, 20e-6))) < 2 * queue
 
 
+def test_a_rank_wakes_up_for_each_frame_once_priorities_have_met():
+    """Between two ranks a message of 128 KiB is one frame."""
+    links = Links.tcp(Speed(1.25e8, 20e-6))
+    woken = 2e-3  # longer than the frame takes
+
+    def end(priority, seconds):
+        operations = [NetworkOperation(4 << 20, [0.0] * 2), NetworkOperation(1000, [0.0] * 2)]
+        operations[1].priority = priority
+        processors = Processors(tcp_message=1e-6, woken=seconds)
+        Network(2, links, "auto", processors).run(operations)
+        return max(operations[0].finished)
+
+    assert end(0, woken) == end(0, 0.0) == pytest.approx(end(1, 0.0), rel=1e-3)
+    frames = 32  # of each rank, half of them sums of parts, half of them results
+    assert end(1, woken) == pytest.approx(frames * woken, rel=0.05)
+
+
 def test_64_operations_are_in_flight_and_the_next_one_waits():
     link = Speed(1.25e8, 10e-3)
     ends = seconds_of(link, 1000, Processors.free(), priority=(0,) * 66, at=(0.0,) * 66)

@@ -61,8 +61,8 @@ class TcpFlow {
   size_t unsent() const { return static_cast<size_t>(unsent_); }
 
   static constexpr size_t kSegmentBytes = size_t{256} << 10;  // the most that urgent data waits for
-  // So much before its turn an urgent message begins: what a connection's queue holds at least, and
-  // a frame.
+  // So much before its turn an urgent message begins: a little more than what a connection's queue
+  // holds at least.
   static constexpr size_t kEarlyBytes = size_t{40} << 10;
 
  private:

@@ -154,6 +154,11 @@ class Links:
             return 64 << 10
         return max((256 << 10) // world // 4096 * 4096, 32 << 10)
 
+    def frame_bytes(self, world: int) -> int:
+        """How much of a message a rank gives its kernel at a time."""
+        peers = max(1, world - self.ranks_per_host)
+        return max((128 << 10) // peers // 4096 * 4096, 32 << 10)
+
     def is_posted(self, nbytes: float, world: int) -> bool:
         """Whether data is so little that it travels with the word that a rank has entered."""
         return self.is_tcp and nbytes <= (64 if world == 2 else 16) << 10

@@ -11,6 +11,7 @@ What that costs processors is in ``processors.py``; without a link, nothing else
 from __future__ import annotations
 
 import heapq
+import math
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -113,6 +114,7 @@ class Network:
         self.threads = Threads(processors, world, self.links.ranks_per_host, self.at)
         self._launched = [deque[NetworkOperation](maxlen=SLOTS) for _ in range(world)]
         self._numbers = count(1)
+        self._has_priorities = False
         self._running: list[list[_Running]] = [[] for _ in range(world)]  # on each rank
 
     def run(self, operations: Sequence[NetworkOperation]) -> None:
@@ -178,6 +180,20 @@ class Network:
                 act=partial(begin, rank), is_awake=self.polls(operation),
             )  # fmt: skip
             self._at(now + latency, operation.priority, wake)
+
+    def _adds(self, run: _Running, rank: int) -> None:
+        """A run begins on a rank."""
+        others, priority = self._running[rank], run._operation.priority
+        if any(other._operation.priority != priority for other in others):
+            self._has_priorities = True
+        others.append(run)
+
+    def _wakes(self, nbytes: float) -> int:
+        """How often a rank wakes up to send a message: once priorities have met, for each frame,
+        since the kernel is given no more than keeps it busy. Before, it has enough for long."""
+        if not self._has_priorities:
+            return 0
+        return math.ceil(nbytes / self.links.frame_bytes(self.world))
 
     def _has_more_urgent(self, rank: int, priority: int) -> bool:
         return any(run._operation.priority > priority for run in self._running[rank])
@@ -259,7 +275,7 @@ class _Running:
         if not self._left[rank]:
             self._operation._finish(rank, now)
             return
-        self._network._running[rank].append(self)
+        self._network._adds(self, rank)
         self._begin_to_send(rank, now)
         for _ in range(min(self._window[rank], len(self._waiting[rank]))):
             self._step(rank, self._waiting[rank].pop(), now)
@@ -335,6 +351,7 @@ class _Running:
 
         if self._network.links.is_tcp:
             seconds = processors.tcp_message + job.nbytes * processors.tcp_byte
+            seconds += self._network._wakes(job.nbytes) * processors.woken
             self._network.threads.work(rank, seconds, priority, now, give_to_kernel)
         else:
             self._network.cards.send(rank, target, job.nbytes, priority, copy)

@@ -46,7 +46,8 @@ class Processors:
     ``reduced_byte``: to copy a byte, to add one to a sum, while all ranks do so. ``fused_byte``: to
     add a peer's byte and to write the sum to the peer, in shared memory. ``tcp_byte``: to give the
     kernel a byte, or to take it. ``wake``: until a thread that slept runs; ``busy_wake``: on cores
-    that all compute; ``woken``: what that takes of a core then, beside the thread's work.
+    that all compute; ``woken``: what that takes of a core then, beside the thread's work, and what
+    it takes to wake up for each frame where priorities keep the kernel's queue short.
     ``update_call``: a call of the optimizer, beside its share of the parameters. ``costs``: by
     which ``auto`` chooses.
     """
