@@ -16,7 +16,7 @@ PANELS = {  # where each stands: column and row
     ("1gbit", "transformer"): (1, 0, "1 Gbit/s: transformer"),
     ("100mbit", "transformer"): (1, 1, "100 Mbit/s: transformer"),
 }
-WIDTH, HEIGHT, LEFT, BAR = 440, 150, 112, 240
+WIDTH, HEIGHT, LEFT, BAR = 440, 150, 122, 240
 
 
 def first_screen(records: list[dict[str, Any]]) -> Picture:
