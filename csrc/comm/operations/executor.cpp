@@ -127,7 +127,7 @@ bool ProgramRun::advance(Running& running) {
   const Job& job = jobs_[running.job];
   const LaneStep& step = task_.program->lanes[job.chunk][running.at];
   std::byte* home = chunk_memory_[job.chunk].home + job.begin * element_;
-  const size_t bytes = (job.end - job.begin) * element_;
+  const size_t bytes = bytes_of(job);
   if (!send_all(running, step, home, bytes) || !receive_all(running, step, home, bytes)) {
     return false;
   }
@@ -158,7 +158,6 @@ bool ProgramRun::may_start(Running& running, const LaneStep& step, size_t send) 
 // Whether it is the message's turn (program.h).
 bool ProgramRun::is_turn(const Running& running, const LaneStep& step, size_t send) const {
   const Turn& turn = step.turns[send];
-  const auto bytes_of = [&](const Job& job) { return (job.end - job.begin) * element_; };
   const size_t begin = jobs_[running.job].begin;
   const size_t ago = turn.segments_ago * segment_;
   if (turn.source < 0 || begin < ago || !task_.transport->takes_turns()) {
@@ -308,7 +307,7 @@ int ProgramRun::waiting_for() const {
     }
     const Job& job = jobs_[running.job];
     const LaneStep& step = task_.program->lanes[job.chunk][running.at];
-    const size_t bytes = (job.end - job.begin) * element_;
+    const size_t bytes = bytes_of(job);
     for (size_t i = 0; i < step.sends.size(); ++i) {
       if (running.sent[i] < bytes) {
         return running.states[i] == SendState::not_its_turn ? step.turns[i].source : step.sends[i];

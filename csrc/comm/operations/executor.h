@@ -70,6 +70,7 @@ class ProgramRun {
     std::vector<std::byte> gathered;  // contributions that are reduced together
   };
 
+  size_t bytes_of(const Job& job) const { return (job.end - job.begin) * element_; }
   void begin_next(Running& running);
   void reset_progress(Running& running);
   bool advance(Running& running);
