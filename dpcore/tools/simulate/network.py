@@ -198,12 +198,11 @@ class Network:
     def _has_more_urgent(self, rank: int, priority: int) -> bool:
         return any(run._operation.priority > priority for run in self._running[rank])
 
-    def _early_bytes(self, rank: int, priority: int) -> float:
+    def _early_bytes(self, rank: int, priority: int) -> int:
         """How short a message has to be to take no turn. The core also begins longer ones so much
         before their turn, which would gain nothing here, where a turn comes without delay."""
         overtakes = any(run._operation.priority < priority for run in self._running[rank])
-        is_first = overtakes and not self._has_more_urgent(rank, priority)
-        return _EARLY_BYTES if is_first and self.links.is_tcp else 0.0
+        return _EARLY_BYTES if overtakes and not self._has_more_urgent(rank, priority) else 0
 
     def polls(self, operation: NetworkOperation) -> bool:
         """A thread that waits polls before it sleeps, but not over an emulated link; the progress
@@ -302,13 +301,17 @@ class _Running:
         """Sends what the step of a job sends; it is over when that has left and all has come."""
         step = self._lanes[rank][job.chunk][job.at]
         job.missing = 1 + len(step.sends) + len(step.receives)
-        is_short = job.nbytes <= self._network._early_bytes(rank, self._operation.priority)
         for target, turn in zip(step.sends, step.turns, strict=True):
             send = partial(self._send_or_hold, rank, partial(self._send, rank, job, step, target))
             awaited = turn and _Key(
                 turn.source, rank, turn.chunk, job.segment - turn.segments_ago, step.number
             )
-            if awaited is None or awaited.segment < 0 or awaited in self._taken or is_short:
+            if (
+                awaited is None
+                or awaited.segment < 0
+                or awaited in self._taken
+                or job.nbytes <= self._network._early_bytes(rank, self._operation.priority)
+            ):
                 send(now)
             else:
                 self._next_in_turn[awaited].append(send)
