@@ -124,9 +124,11 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 def pytest_collection_finish():
-    """What was imported stays: the garbage collector need not look through it in every test."""
+    """What was imported stays: the garbage collector need not look through it in every test. Nor
+    need it look for cycles as often as where memory is short."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
