@@ -1,8 +1,14 @@
 """dpcore chaos: ranks are killed, stopped and started again, and the figures are right."""
 
+import contextlib
 import json
+import os
+import select
+import signal
 import socket
 import subprocess
+import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +20,7 @@ from dpcore.tools.chaos.command import Chaos
 from dpcore.tools.chaos.faults import faults
 from dpcore.tools.chaos.figures import Struck
 from dpcore.tools.chaos.job import Step
+from tests.ranks.python import start
 
 # What the ranks' wall clock says jumps by hours, three times a second.
 JUMPING_CLOCK = """
@@ -55,6 +62,33 @@ def test_it_kills_stops_and_restarts_and_the_weights_are_right(capfd):
         assert len(said[name]) == 1, name
     assert (said["hangs"], said["wrong"], said["left"]) == ([], [], [])
     assert 0 < said["goodput"] <= 1 and said["steps"] > 3
+
+
+def test_its_ranks_end_with_it_however_it_ends():
+    words = ["-m", "dpcore", "chaos", "--world", "3", "--mtbf", "600"]
+    chaos = start(*words, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 30
+    while len(ranks := children_of(chaos.pid)) < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    ends = [os.pidfd_open(rank) for rank in ranks]
+    chaos.kill()
+    chaos.wait()
+    for end in ends:
+        ended = select.select([end], [], [], 30)[0]
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(end, signal.SIGKILL)
+        os.close(end)
+        assert ended, "it lives on"
+
+
+def children_of(process):
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            if int(path.read_text().rpartition(")")[2].split()[1]) == process:
+                found.append(int(path.parent.name))
+    return found
 
 
 def test_a_program_that_fails_is_told(capfd):

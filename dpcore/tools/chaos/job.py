@@ -19,9 +19,11 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from dpcore.base.processes import end_with_parent
 from dpcore.ddp.elastic.progress import VARIABLE
 from dpcore.tools.hosts import Hosts, free_port
 
@@ -101,7 +103,7 @@ class Job:
             command = self._hosts.inside(self.host_of(place), *command)
         process = subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=self._output,
-            start_new_session=True,
+            start_new_session=True, preexec_fn=partial(end_with_parent, os.getpid()),  # noqa: PLW1509
         )  # fmt: skip
         self.ranks.append(Started(place, process, joins, time.monotonic()))
         return self.ranks[-1]

@@ -6,7 +6,6 @@ takes no processor time from the contender that measures.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import json
 import os
@@ -16,6 +15,7 @@ import socket
 import threading
 from typing import Any
 
+from dpcore.base.processes import end_with_parent
 from dpcore.tools.compare.collectives.cells import Cell
 from dpcore.tools.compare.collectives.leftovers import remove_own_files
 from dpcore.tools.compare.collectives.workers.backend import (
@@ -25,11 +25,9 @@ from dpcore.tools.compare.collectives.workers.backend import (
     UnsupportedError,
 )
 
-PR_SET_PDEATHSIG = 1
-
 
 def serve(place: Place) -> None:
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent(os.getppid())
     channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     channel.connect(f"{place.job}.sock")
     threading.Thread(target=_end_with, args=(channel,), daemon=True).start()
