@@ -20,7 +20,6 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import signal
 import socket
 import statistics
 from collections.abc import Callable, Sequence
@@ -29,9 +28,9 @@ from pathlib import Path
 from time import perf_counter
 
 from benchmarks.harness.options import script_parser
+from dpcore.base.processes import end_with_parent
 from dpcore.tools.records import keep, run_facts
 
-_PR_SET_PDEATHSIG = 1
 Start = Callable[[int], Callable[[], None]]  # of a rank: what it does again and again
 Watched = Callable[[int, int], dict[int, int]]  # of a rank and a world: see numbers()
 
@@ -161,12 +160,12 @@ def microseconds(
     world: int, starts: Sequence[Start], rounds: int, iterations: int
 ) -> list[list[float]]:
     """Of each start the times of its rounds, as rank 0 sees them; the other ranks are forked."""
-    children = []
+    children, parent = [], os.getpid()
     for rank in range(1, world):
         child = os.fork()
         if child == 0:
             # It waits for rank 0 in a loop, and would do so for ever when that is killed.
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            end_with_parent(parent)
             steps = [start(rank) for start in starts]
             for step in steps * rounds:
                 for _ in repeat(None, iterations):

@@ -8,12 +8,12 @@ import signal
 import socket
 import subprocess
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from dpcore.__main__ import main
+from dpcore.base.processes import look_at
 from dpcore.ddp.elastic.progress import VARIABLE, teller
 from dpcore.tools.chaos import program
 from dpcore.tools.chaos.command import Chaos
@@ -83,12 +83,8 @@ def test_its_ranks_end_with_it_however_it_ends():
 
 
 def children_of(process):
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            if int(path.read_text().rpartition(")")[2].split()[1]) == process:
-                found.append(int(path.parent.name))
-    return found
+    seen = {int(name): look_at(int(name)) for name in os.listdir("/proc") if name.isdigit()}
+    return [pid for pid, one in seen.items() if one is not None and one.parent == process]
 
 
 def test_a_program_that_fails_is_told(capfd):

@@ -10,6 +10,8 @@ import time
 
 import pytest
 
+from dpcore.base.processes import is_running
+
 NEEDED = ("nbclient", "nbformat", "ipykernel")
 pytestmark = [
     pytest.mark.hurried,
@@ -233,10 +235,3 @@ def test_a_killed_kernel_leaves_no_rank(tmp_path):
         while time.monotonic() < ends_at and any(map(is_running, ranks)):
             time.sleep(0.05)
     assert not any(map(is_running, ranks))
-
-
-def is_running(process):
-    try:
-        return open(f"/proc/{process}/stat").read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False

@@ -1,29 +1,21 @@
 """Busy loops that come and go, and what is computed from times beside them."""
 
 import json
-import os
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
 from benchmarks import neighbours as benchmark
 from benchmarks.harness import step_tables
 from benchmarks.harness.neighbours import Neighbours, neighbours
-
-TICK = os.sysconf("SC_CLK_TCK")
-
-
-def processor_seconds(pid):
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICK
+from dpcore.base.processes import look_at
 
 
 def used_within(loop, seconds):
-    before = processor_seconds(loop.pid)
+    before = look_at(loop.pid).processor_seconds
     time.sleep(seconds)
-    return processor_seconds(loop.pid) - before
+    return look_at(loop.pid).processor_seconds - before
 
 
 def test_neighbours_are_busy_when_told_and_else_asleep():
@@ -32,11 +24,11 @@ def test_neighbours_are_busy_when_told_and_else_asleep():
         assert used_within(loop, 0.1) < 0.05
         for _ in range(2):
             made.busy(True)
-            begin = processor_seconds(loop.pid)
+            begin = look_at(loop.pid).processor_seconds
             deadline = time.monotonic() + 20
-            while processor_seconds(loop.pid) < begin + 0.1 and time.monotonic() < deadline:
+            while look_at(loop.pid).processor_seconds < begin + 0.1 and time.monotonic() < deadline:
                 time.sleep(0.01)
-            assert processor_seconds(loop.pid) >= begin + 0.1
+            assert look_at(loop.pid).processor_seconds >= begin + 0.1
             made.busy(False)
             made.busy(False)  # says so again
             assert used_within(loop, 0.1) < 0.05

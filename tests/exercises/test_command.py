@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import dpcore
+from dpcore.base.processes import is_running
 from dpcore.school.exercise import catalogue, judging, report
 from tests.ranks import python
 
@@ -148,13 +149,6 @@ def test_what_a_submission_has_started_is_ended(tmp_path):
     while is_running(int(note.read_text())):
         assert time.monotonic() < until
         time.sleep(0.01)
-
-
-def is_running(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def test_a_reader_that_goes_is_no_error(tmp_path):

@@ -5,12 +5,12 @@ import os
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 import torch
 
 import dpcore as dp
+from dpcore.base.processes import is_running
 from dpcore.comm.launch.spawn import run_processes
 
 from .over_tcp import over_tcp
@@ -58,12 +58,6 @@ def test_memory_of_a_group_stays_while_a_rank_may_look_at_it(tmp_path):
             assert time.monotonic() < deadline
             time.sleep(0.005)
 
-    def has_ended(process):
-        try:
-            return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-        except OSError:
-            return True
-
     def body(comm):
         group = comm.split(0)
         group.barrier()
@@ -76,7 +70,7 @@ def test_memory_of_a_group_stays_while_a_rank_may_look_at_it(tmp_path):
         else:
             wait_for((tmp_path / "ended").exists)
             process = int((tmp_path / "ended").read_text())
-            wait_for(lambda: has_ended(process))
+            wait_for(lambda: not is_running(process))
             before = comm.stats()["arena"]["used"]
             group.close()
             after = comm.stats()["arena"]["used"]

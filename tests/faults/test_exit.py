@@ -18,6 +18,7 @@ import pytest
 import torch
 
 import dpcore as dp
+from dpcore.base.processes import is_running, look_at
 from dpcore.comm.launch.spawn import run_processes
 
 from .leftovers import of_this_host
@@ -128,15 +129,8 @@ def launched(tmp_path):
 
 def in_group(group):
     """Processes of this group that run (those that ended may wait for init to bury them)."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, _, of_group = stat.read_text().rsplit(") ", 1)[1].split()[:3]
-        except OSError:
-            continue
-        if int(of_group) == group and state not in "ZX":
-            found.append(int(stat.parent.name))
-    return found
+    running = filter(is_running, (int(name) for name in os.listdir("/proc") if name.isdigit()))
+    return [pid for pid in running if (seen := look_at(pid)) is not None and seen.group == group]
 
 
 def all_gone(group, within=30.0):

@@ -5,10 +5,10 @@ import re
 import signal
 import subprocess
 import time
-from pathlib import Path
 
 import pytest
 
+from dpcore.base.processes import look_at
 from tests.ranks import python
 
 SCRIPT = """
@@ -39,10 +39,6 @@ model(torch.ones(1, 2)).sum().backward()
 """
 
 
-def is_stopped(pid):
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
-
-
 @pytest.mark.patient
 @pytest.mark.parametrize("late", ["stopped", "evaluates"])
 @pytest.mark.parametrize(("how", "seconds"), [("init", 30), ("long", 1200), ("gloo", 1800)])
@@ -57,7 +53,7 @@ def test_a_rank_that_is_late_is_named_long_before_the_deadline(how, seconds, lat
     )  # fmt: skip
     pid = is_late.pid
     deadline = time.monotonic() + 60
-    while late == "stopped" and not is_stopped(pid):
+    while late == "stopped" and look_at(pid).state != "T":
         assert time.monotonic() < deadline and is_late.poll() is None
         time.sleep(0.02)
     waits.stdin.write("go on\n")

@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dpcore.base.processes import end_with_parent
+from dpcore.base.processes import end_with_parent, look_at
 from dpcore.ddp.elastic.progress import VARIABLE
 from dpcore.tools.hosts import Hosts, free_port
 
@@ -233,9 +233,9 @@ class Job:
 def _ancestors(pid: int) -> set[int]:
     found = {pid}
     while pid > 1:
-        try:
-            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-        except (OSError, ValueError, IndexError):
+        seen = look_at(pid)
+        if seen is None:
             break
+        pid = seen.parent
         found.add(pid)
     return found

@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
+from dpcore.base.processes import look_at
 from dpcore.errors import Error
 from dpcore.tools.diagnose import black_box
 
@@ -28,7 +28,7 @@ class Rank:
     number: int
     boxes: dict[int, Box] = field(default_factory=dict)
     process: int | None = None  # on this host
-    state: str = ""  # of that process: a letter of /proc/PID/stat
+    state: str = ""  # of that process, a letter: see base/processes.py
     silent_seconds: float | None = None  # of a rank of another host; None: unknown on this host
 
     @property
@@ -97,7 +97,8 @@ def families(pids: Iterable[int]) -> tuple[list[Family], dict[int, str]]:
         except Error as problem:
             problems[pid] = str(problem)
             continue
-        state = _state_of(pid)
+        seen = look_at(pid)
+        state = "" if seen is None else seen.state
         for box in own:
             family = _family_of(found, box)
             rank = family.ranks.setdefault(box["member"], Rank(box["member"]))
@@ -138,11 +139,3 @@ def _is_awake(box: Box) -> bool:
     where = box["where"]
     looked = [age_of(box), float("inf") if where is None else where["seen_seconds_ago"]]
     return min(looked) < SILENT_SECONDS
-
-
-def _state_of(pid: int) -> str:
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return ""
-    return text.rpartition(")")[2].split()[0]

@@ -21,12 +21,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from dpcore.base.processes import look_at
 from dpcore.tools.compare.collectives import contenders
 from dpcore.tools.compare.collectives.wires import LOOPBACK, Wire
 
 START_SECONDS = 90.0
 QUIT_SECONDS = 10.0
-CLOCK_TICK = os.sysconf("SC_CLK_TCK")
 
 
 class GroupError(Exception):
@@ -107,12 +107,8 @@ class RankGroup:
 
     def cpu_seconds(self) -> float:
         """Processor time of all ranks so far: shows whether idle ranks really sleep."""
-        total = 0
-        for channel in self._channels:
-            with contextlib.suppress(OSError):
-                fields = Path(f"/proc/{channel.pid}/stat").read_text().rpartition(")")[2].split()
-                total += int(fields[11]) + int(fields[12])
-        return total / CLOCK_TICK
+        seen = (look_at(channel.pid) for channel in self._channels)
+        return sum(one.processor_seconds for one in seen if one is not None)
 
     def stop(self) -> None:
         """Lets the ranks leave in order; those that have not after a while are killed."""
