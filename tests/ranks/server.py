@@ -3,8 +3,8 @@ programs of their own. `python.py` starts it, `client.py` asks it for them.
 
 The server runs no tensor operation and makes no communicator. It has one thread, so no lock is held
 when it forks. A copy gets the arguments, environment, folder and descriptors of the request and a
-new `__main__`, and ends as every Python does, except that the libraries are not taken apart. It is
-killed when whoever has asked is gone.
+new `__main__`, and ends as every Python does, except that neither the libraries nor Python's own
+strings and types are taken apart. It is killed when whoever has asked is gone.
 """
 
 import contextlib
@@ -172,7 +172,40 @@ def become(request, descriptors):
     main = types.ModuleType("__main__")
     vars(main).update(about)
     sys.modules["__main__"] = main
-    exec(code, vars(main))
+    status = None
+    try:
+        exec(code, vars(main))
+        status = 0
+    except SystemExit as end:
+        status = 0 if end.code is None else end.code
+        raise
+    finally:
+        end_early(status)
+
+
+class Last:
+    """Ends the process when Python clears `sys`, the last of all modules. All that is left then is
+    to take strings and types apart, which takes as long as everything before it."""
+
+    def __init__(self, status):
+        self.status, self.end = status, ctypes.PyDLL(None).exit
+        self.files = [sys.stdout, sys.stderr]
+
+    def __del__(self):
+        for file in self.files:
+            if not file.closed:
+                file.flush()
+        self.end(self.status)
+
+
+def end_early(status):
+    """Unless what follows is seen from outside: another status, or what a library has asked Python
+    to call at its very end, as mpi4py does with MPI_Finalize."""
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if isinstance(status, int) and "mpi4py" not in sys.modules:
+            sys.last = Last(status)
 
 
 class Kept:

@@ -46,6 +46,7 @@ def test_a_program_finds_what_it_would_find(tmp_path, kind):
     [
         "pass",
         "import sys; sys.exit(3)",
+        "import sys; sys.exit(300)",
         "import sys; sys.exit('that is all')",
         "import os; os._exit(4)",
         "import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
@@ -53,6 +54,8 @@ def test_a_program_finds_what_it_would_find(tmp_path, kind):
         "import atexit; atexit.register(print, 'at the end'); kept = print",
         "import ctypes; ctypes.CDLL(None).printf(b'in a buffer of C until the end')",
         "kept = type('Kept', (), {'__del__': lambda self: print('gone')})()",
+        "import threading; threading.Timer(0.1, print, ['behind the last line']).start()",
+        "import sys; sys.stdout.close()",
         "import sys; print(sys.stdin.read(), file=sys.stderr)",
     ],
 )
