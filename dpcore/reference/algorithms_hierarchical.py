@@ -30,6 +30,14 @@ def _plan(chunks: int, moves: Iterable[tuple[int, int, int, int, bool]]) -> Plan
     return Plan(chunks, [move._replace(step=number[move.step]) for move in kept])
 
 
+def _pairs(groups: list[list[int]]) -> Iterable[tuple[int, int]]:
+    """Every host with every other one and at last with itself, each beginning with the one on its
+    right: if all began with host 0, its card would take in what all others send."""
+    for ahead in range(1, len(groups) + 1):
+        for host in range(len(groups)):
+            yield host, (host + ahead) % len(groups)
+
+
 def _turns(groups: list[list[int]]) -> Iterable[tuple[int, int, int]]:
     """(chunk, number of its home, turn of the leaders)."""
     for chunk in range(len(groups) * max(map(len, groups))):
@@ -39,13 +47,13 @@ def _turns(groups: list[list[int]]) -> Iterable[tuple[int, int, int]]:
 def hierarchical_all_reduce(hosts: Sequence[int], root: int) -> Plan:
     groups = _ranks_by_host(hosts)
     moves = []
-    for chunk, home_host, turn in _turns(groups):
+    for turn in range(max(map(len, groups))):
         leaders = [local[turn % len(local)] for local in groups]
-        home = leaders[home_host]
-        for leader, local in zip(leaders, groups, strict=True):
-            moves += [(0, peer, leader, chunk, True) for peer in local]
-            moves += [(1, leader, home, chunk, True), (2, home, leader, chunk, False)]
-            moves += [(3, leader, peer, chunk, False) for peer in local]
+        for host, home in _pairs(groups):
+            chunk, leader, at_home = turn * len(groups) + home, leaders[host], leaders[home]
+            moves += [(0, peer, leader, chunk, True) for peer in groups[host]]
+            moves += [(1, leader, at_home, chunk, True), (2, at_home, leader, chunk, False)]
+            moves += [(3, leader, peer, chunk, False) for peer in groups[host]]
     return _plan(len(groups) * max(map(len, groups)), moves)
 
 
@@ -82,24 +90,22 @@ def hierarchical_broadcast(hosts: Sequence[int], root: int) -> Plan:
 def hierarchical_reduce_scatter(hosts: Sequence[int], root: int) -> Plan:
     groups = _ranks_by_host(hosts)
     moves = []
-    for own in groups:
-        for turn, rank in enumerate(own):
-            for local in groups:
-                leader = local[turn % len(local)]
-                moves += [(0, peer, leader, rank, True) for peer in local]
-                moves.append((1, leader, rank, rank, True))
+    for host, home in _pairs(groups):
+        local = groups[host]
+        for turn, rank in enumerate(groups[home]):
+            leader = local[turn % len(local)]
+            moves += [(0, peer, leader, rank, True) for peer in local]
+            moves.append((1, leader, rank, rank, True))
     return _plan(len(hosts), moves)
 
 
 def hierarchical_all_gather(hosts: Sequence[int], root: int) -> Plan:
     groups = _ranks_by_host(hosts)
     moves = []
-    for own in groups:
-        for turn, rank in enumerate(own):
-            moves += [(0, rank, peer, rank, False) for peer in own]
-            for local in groups:
-                if local is not own:
-                    leader = local[turn % len(local)]
-                    moves.append((0, rank, leader, rank, False))
-                    moves += [(1, leader, peer, rank, False) for peer in local]
+    for home, host in _pairs(groups):
+        local = groups[host]
+        for turn, rank in enumerate(groups[home]):
+            leader = rank if host == home else local[turn % len(local)]
+            moves.append((0, rank, leader, rank, False))
+            moves += [(int(host != home), leader, peer, rank, False) for peer in local]
     return _plan(len(hosts), moves)

@@ -54,10 +54,11 @@ def later(moves: list[Move], steps: int) -> list[Move]:
 
 def in_sending_order(moves: Iterable[Move], world: int) -> tuple[Move, ...]:
     """Sorted by step and then as each rank sends: to its right neighbour first. If all began with
-    rank 0, the other NICs would be idle while rank 0's receives N-1 messages."""
+    rank 0, the other NICs would be idle while rank 0's receives N-1 messages. What it sends to one
+    rank goes in the order of ``moves``."""
 
-    def place(move: Move) -> tuple[int, int, int, int]:
-        return move.step, move.src, (move.dst - move.src) % world, move.chunk
+    def place(move: Move) -> tuple[int, int, int]:
+        return move.step, move.src, (move.dst - move.src) % world
 
     return tuple(sorted(moves, key=place))
 

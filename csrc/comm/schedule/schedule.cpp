@@ -116,12 +116,14 @@ Schedule make_schedule(std::string_view algorithm, Collective collective, int wo
     plan = entry.algorithm(world, root);
   }
   // Each rank sends to its right neighbour first: if all began with rank 0, the others' NICs
-  // would be idle while rank 0's takes in N-1 messages.
+  // would be idle while rank 0's takes in N-1 messages. What it sends to one rank goes in the order
+  // in which the algorithm names it.
   const auto sending_order = [world](const Move& move) {
-    return std::tuple(move.step, move.src, (move.dst - move.src + world) % world, move.chunk);
+    return std::tuple(move.step, move.src, (move.dst - move.src + world) % world);
   };
-  std::sort(plan.moves.begin(), plan.moves.end(),
-            [&](const Move& a, const Move& b) { return sending_order(a) < sending_order(b); });
+  std::stable_sort(plan.moves.begin(), plan.moves.end(), [&](const Move& a, const Move& b) {
+    return sending_order(a) < sending_order(b);
+  });
   return {.algorithm = std::string(entry.name),
           .collective = collective,
           .world = world,

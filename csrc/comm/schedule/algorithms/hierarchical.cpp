@@ -27,6 +27,7 @@
 // host has two ranks. When it loses: few bytes, since there are four steps instead of two.
 #include <algorithm>
 #include <map>
+#include <utility>
 
 #include "comm/schedule/algorithms/algorithms.h"
 
@@ -59,6 +60,17 @@ class Hosts {
   int chunks() const { return count() * largest(); }
   int home_of(int chunk) const { return chunk % count(); }
   int leader_of(int chunk, int host) const { return leader(host, chunk / count()); }
+  // Every host with every other one and at last with itself, each beginning with the one on its
+  // right: if all began with host 0, its card would take in what all others send.
+  std::vector<std::pair<int, int>> pairs() const {
+    std::vector<std::pair<int, int>> found;
+    for (int ahead = 1; ahead <= count(); ++ahead) {
+      for (int host = 0; host < count(); ++host) {
+        found.emplace_back(host, (host + ahead) % count());
+      }
+    }
+    return found;
+  }
   // Where a root gives or takes everything, it is the leader of its host.
   int leader_of(int chunk, int host, int root) const {
     return host == of(root) ? root : leader_of(chunk, host);
@@ -123,13 +135,14 @@ class Builder {
 Plan hierarchical_all_reduce(const std::vector<int>& host_of_rank, int) {
   const Hosts hosts(host_of_rank);
   Builder plan(hosts.chunks());
-  for (int chunk = 0; chunk < hosts.chunks(); ++chunk) {
-    const int home = hosts.leader_of(chunk, hosts.home_of(chunk));
-    for (int host = 0; host < hosts.count(); ++host) {
+  for (int begin = 0; begin < hosts.chunks(); begin += hosts.count()) {
+    for (const auto& [host, home] : hosts.pairs()) {
+      const int chunk = begin + home;
       const int leader = hosts.leader_of(chunk, host);
+      const int leader_at_home = hosts.leader_of(chunk, home);
       plan.gather_sum(0, hosts.ranks_of(host), leader, chunk);
-      plan.give(1, leader, home, chunk, true);
-      plan.give(2, home, leader, chunk, false);
+      plan.give(1, leader, leader_at_home, chunk, true);
+      plan.give(2, leader_at_home, leader, chunk, false);
       plan.spread(3, leader, hosts.ranks_of(host), chunk);
     }
   }
@@ -173,8 +186,8 @@ Plan hierarchical_broadcast(const std::vector<int>& host_of_rank, int root) {
 Plan hierarchical_reduce_scatter(const std::vector<int>& host_of_rank, int) {
   const Hosts hosts(host_of_rank);
   Builder plan(hosts.world());
-  for (int rank = 0; rank < hosts.world(); ++rank) {
-    for (int host = 0; host < hosts.count(); ++host) {
+  for (const auto& [host, home] : hosts.pairs()) {
+    for (const int rank : hosts.ranks_of(home)) {
       const int leader = hosts.leader(host, hosts.index_on_host(rank));
       plan.gather_sum(0, hosts.ranks_of(host), leader, rank);
       plan.give(1, leader, rank, rank, true);
@@ -186,10 +199,10 @@ Plan hierarchical_reduce_scatter(const std::vector<int>& host_of_rank, int) {
 Plan hierarchical_all_gather(const std::vector<int>& host_of_rank, int) {
   const Hosts hosts(host_of_rank);
   Builder plan(hosts.world());
-  for (int rank = 0; rank < hosts.world(); ++rank) {
-    plan.spread(0, rank, hosts.ranks_of(hosts.of(rank)), rank);
-    for (int host = 0; host < hosts.count(); ++host) {
-      if (host == hosts.of(rank)) {
+  for (const auto& [home, host] : hosts.pairs()) {
+    for (const int rank : hosts.ranks_of(home)) {
+      if (host == home) {
+        plan.spread(0, rank, hosts.ranks_of(home), rank);
         continue;
       }
       const int leader = hosts.leader(host, hosts.index_on_host(rank));
