@@ -7,11 +7,9 @@ together).
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from dpcore.recorder.profile_events import rank_profile
 from dpcore.recorder.profile_file import is_profile, profile_of
 from dpcore.recorder.profiled import facts_from
 from dpcore.recorder.trace_schema import EVENT, TRACE
+from dpcore.tools.collector import without_collector
 from dpcore.tools.show import profiles
 from dpcore.tools.show.run import RankEvents, Run, rank_events
 
@@ -29,19 +28,6 @@ _KINDS = ("operation", "wait", "exposed", "compute", "mark", "ready", "launch")
 _WAIT = "wait for "
 _BEGIN_BYTES = 1 << 20  # torch's profiler writes its own facts before the events
 _SHOWN_OTHERS = 5
-
-
-@contextlib.contextmanager
-def _without_collector() -> Iterator[None]:
-    """A million events are made and none is dropped: the garbage collector would look through all
-    of them again and again, which takes longer than reading."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def read_run(path: Path, *more: Path) -> Run:
@@ -59,7 +45,7 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
     of_torch: list[profiles.ProfileFile] = []
     others: list[Path] = []
     place = 0
-    with _without_collector():
+    with without_collector():
         files = [(file, os.path.isdir(path)) for path in paths for file in _files(path)]
         places = Counter(os.path.realpath(file) for file, _ in files)
         for path, in_folder in files:

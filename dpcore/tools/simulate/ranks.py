@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import Protocol
 
 from dpcore.errors import Error
+from dpcore.tools.collector import without_collector
 from dpcore.tools.simulate.control import Control, HeardSchedule
 from dpcore.tools.simulate.gradients import Gradients
 from dpcore.tools.simulate.network import Network
@@ -76,7 +77,8 @@ def run(
     try:
         for rank in ranks:
             network.at(0.0, rank.turns.resume)
-        network.go_on()
+        with without_collector():
+            network.go_on()
         for rank in ranks:
             if not rank.turns.is_over:
                 raise Error(
