@@ -86,7 +86,19 @@ def test_until_goes_as_far_as_an_algorithm_can_be_simulated(algorithm, most):
     assert ranks_tried(links, algorithm, False)[0] == most
     assert ranks_tried(links, algorithm, True)[0] == 64
     hosts = Links.levels(Speed(6e9, 2e-6), Speed(1.25e8, 5e-5), ranks_per_host=2)
-    assert ranks_tried(hosts, algorithm, False)[0] == 64
+    assert ranks_tried(hosts, algorithm, False)[0] == (64 if algorithm == "tree" else 1024)
+    assert ranks_tried(hosts, algorithm, True)[0] == 64
+
+
+def test_until_takes_whole_hosts():
+    work = Gradients([8], [0], [0.1], [0.8], [[0.5]])
+    found = until(work, 0.9, lambda world: 900 + world / 3, 512, ranks_per_host=6)
+    tried = [world for world, _ in found.steps]
+    assert found.world == 300 and tried[:3] == [2, 4, 6]
+    assert not any(world % 6 for world in tried[2:])
+    # Three hosts are too many and one is not.
+    found = until(work, 0.9, lambda world: 900 + world * 100 / 14, 512, ranks_per_host=6)
+    assert found.world == 12
 
 
 def test_until_by_recursive_doubling_tries_powers_of_two(described, capsys):
@@ -202,8 +214,11 @@ def test_nine_of_ten_runs_lie_around_a_prediction():
 
 def test_candidates_are_what_can_be_chosen():
     work = Gradients([8], [0], [0.1], [0.3], [[0.2]])
-    assert {one.algorithm for one in candidates(work.on(6))} == {"two_shot", "ring"}
-    assert "halving_doubling" in {one.algorithm for one in candidates(work.on(8))}
+    card, hosts = Links.of(Speed(1.25e8)), Links.levels(Speed(6e9), Speed(1.25e8), 3)
+    assert {one.algorithm for one in candidates(work.on(6), card)} == {"two_shot", "ring"}
+    assert "halving_doubling" in {one.algorithm for one in candidates(work.on(8), card)}
+    assert "hierarchical" in {one.algorithm for one in candidates(work.on(6), hosts)}
+    assert "hierarchical" not in {one.algorithm for one in candidates(work.on(3), hosts)}
 
 
 @pytest.mark.parametrize(

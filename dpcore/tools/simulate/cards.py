@@ -72,7 +72,8 @@ class _Flow:
 
 
 class Cards:
-    """The cards of all ranks, or of all hosts. ``at`` calls a function when its moment has come.
+    """The cards of all ranks, or of all hosts; of one host, if only its ``ranks`` are simulated and
+    it stands for all. ``at`` calls a function when its moment has come.
     ``is_late``: ranks share cores, so they poll when they get one. ``is_overtaken``: whether a rank
     has more urgent operations in flight than one of this priority."""
 
@@ -80,6 +81,7 @@ class Cards:
         self,
         links: Links,
         world: int,
+        ranks: int,
         at: At,
         is_late: bool,
         is_overtaken: Callable[[int, int], bool],
@@ -89,9 +91,10 @@ class Cards:
         self._order = count()
         self._cards = [
             _Card(links.ingress_rate(rank, world) * links.goodput)
-            for rank in range(links.host_of(world - 1) + 1)
+            for rank in range(links.host_of(ranks - 1) + 1)
         ]
-        self._ports = [_Card(links.intra.bytes_per_second) for _ in range(world)]
+        self._hosts = links.host_of(world - 1) + 1
+        self._ports = [_Card(links.intra.bytes_per_second) for _ in range(ranks)]
         self._seeds = [links.seed(rank) for rank in range(world)]
         self._is_late = is_late
         self._is_overtaken = is_overtaken
@@ -124,8 +127,8 @@ class Cards:
 
     def _card_of(self, rank: int, message: Message) -> _Card:
         if self._links.is_within_host(message.source, message.target):
-            return self._ports[rank]
-        return self._cards[self._links.host_of(rank)]
+            return self._ports[rank % len(self._ports)]
+        return self._cards[self._links.host_of(rank) % len(self._cards)]
 
     def serve(self, now: float) -> None:
         """Lets each free card take the next fragment; to be called when all that is ready now is
@@ -156,7 +159,7 @@ class Cards:
         """How long the kernel takes to send what it is given ahead of time, together with this."""
         if not self._links.is_tcp:
             return 0.0
-        nbytes = min(LEAST_QUEUE_BYTES * (len(self._cards) - 1), LATE_QUEUE_BYTES)
+        nbytes = min(LEAST_QUEUE_BYTES * (self._hosts - 1), LATE_QUEUE_BYTES)
         if self._is_overtaken(message.source, message.priority):
             return OVERTAKEN_SHARE * max(message.seconds(nbytes), QUEUE_SECONDS)
         late = message.seconds(LATE_QUEUE_BYTES) if self._is_late else 0.0

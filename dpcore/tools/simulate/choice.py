@@ -32,11 +32,13 @@ Price = tuple[float, float]  # seconds: fixed, and for each byte of the whole bu
 
 
 class AlgorithmChoice:
-    """Of a communicator. ``algorithm``: a name, ``auto``, or what ``own_algorithm`` takes."""
+    """Of a communicator. ``algorithm``: a name, ``auto``, or what ``own_algorithm`` takes.
+    ``ranks``: how many of them are simulated, from 0 on."""
 
-    def __init__(self, algorithm: Any, world: int, links: Links, costs: Costs) -> None:
+    def __init__(self, algorithm: Any, world: int, ranks: int, links: Links, costs: Costs) -> None:
         self._algorithm = algorithm
         self._world = world
+        self._ranks = ranks
         self._links = links
         self._costs = costs
         self._schedules: dict[tuple[Any, str], Schedule | None] = {}
@@ -52,7 +54,7 @@ class AlgorithmChoice:
             raise Unsupported(f"{collective} has no algorithm {algorithm!r}")
         key = algorithm, collective
         if key not in self._lanes:
-            self._lanes[key] = lanes_of(schedule, self._links.is_tcp)
+            self._lanes[key] = lanes_of(schedule, self._links.is_tcp, self._ranks)
         return self._lanes[key]
 
     def has(self, algorithm: Any, collective: str) -> bool:

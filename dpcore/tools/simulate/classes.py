@@ -35,12 +35,12 @@ from dpcore.tools.simulate.gradients import Gradients
 from dpcore.tools.simulate.links import Links
 from dpcore.tools.simulate.network import SLOTS, NetworkOperation, segments_of, window_of
 from dpcore.tools.simulate.processors import Processors, Threads
-from dpcore.tools.simulate.shapes import Shape, in_trains, shape_of
+from dpcore.tools.simulate.shapes import Shape, fold_of, in_trains, shape_of
 
 _PS = 1e12
 
 
-_FEW, MANY = 8, 64  # ranks
+_FEW, MANY, MANY_ON_HOSTS = 8, 64, 1024  # ranks
 _PARTS = 16  # in which a round is followed where each message has a consequence of its own
 
 
@@ -57,6 +57,28 @@ def stands_for_all(work: Gradients, links: Links, algorithm: Any) -> bool:
     one_level = not links.pairs and links.ranks_per_host == 1 and links.oversubscribed == 1
     if not one_level or link.jitter or link.loss or links.is_tcp or links.first_window:
         return False
+    return _compute_alike(work)
+
+
+def one_host_stands_for_all(
+    work: Gradients,
+    links: Links,
+    algorithm: Any,
+    processors: Processors = Processors.free(),  # noqa: B008
+) -> bool:
+    """Whether one host can, of which every rank is simulated; a card for each rank is a host."""
+    if work.world <= _FEW or not isinstance(algorithm, str) or links.pairs:
+        return False
+    own = links.ranks_per_host
+    if own >= work.world or processors.ranks not in (0, own):
+        return False
+    if fold_of("all_reduce", algorithm, work.world, links) is None:
+        return False
+    varies = any(link.jitter or link.loss for link in (links.inter, links.intra))
+    return not varies and _compute_alike(work)
+
+
+def _compute_alike(work: Gradients) -> bool:
     times = (work.forward, work.backward, work.update, work.busy, work.ready, work.begins)
     return all(one is each[0] or one == each[0] for each in times for one in each)
 

@@ -109,7 +109,7 @@ def run(options: argparse.Namespace) -> int:
             work = on_ranks(recorded, world)
             found = [
                 (one, predicted(one, work, links))
-                for one in (candidates(work) if options.best else asked)
+                for one in (candidates(work, links) if options.best else asked)
             ]
             if options.best:
                 found = _different(sorted(found, key=lambda pair: pair[1].step_ms))
@@ -268,6 +268,7 @@ def _until(
         lambda world: predicted(one, on_ranks(recorded, world), links).step_ms,
         most,
         powers,
+        links.ranks_per_host,
     )
     alone_ms = recorded.compute_seconds * 1e3
     if not options.json:

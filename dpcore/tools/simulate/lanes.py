@@ -39,22 +39,27 @@ class Lanes:
     """``by_rank[rank]``: the steps of each chunk, in the order in which the rank takes chunks; only
     those that it has to do with. ``has_turns``: whether any message waits for one."""
 
+    algorithm: str
     chunks: int
     by_rank: list[dict[int, list[LaneStep]]]
     has_turns: bool
 
 
 @lru_cache(maxsize=32)
-def lanes_of(schedule: Schedule, takes_turns: bool = False) -> Lanes:
-    """Of all ranks."""
+def lanes_of(schedule: Schedule, takes_turns: bool = False, ranks: int = 0) -> Lanes:
+    """Of the first ``ranks``; 0: of all."""
     moves, world = schedule.moves, schedule.world
+    turns = _turns(moves, world) if takes_turns else [None] * len(moves)
+    ranks = ranks or world
+    if ranks < world:
+        kept = [n for n, move in enumerate(moves) if move[1] < ranks or move[2] < ranks]
+        moves, turns = tuple(moves[n] for n in kept), [turns[n] for n in kept]
     own: list[list[int]] = [[] for _ in range(world)]  # chunks, as they are sent, then received
     for end in (1, 2):
         for move in moves:
             own[move[end]].append(move[3])
     steps: dict[tuple[int, int, int], tuple[list[int], list[Turn | None], list[int], list[bool]]]
     steps = defaultdict(lambda: ([], [], [], []))
-    turns = _turns(moves, world) if takes_turns else [None] * len(moves)
     for (step, source, target, chunk, reduces), turn in zip(moves, turns, strict=True):
         steps[source, chunk, step][0].append(target)
         steps[source, chunk, step][1].append(turn)
@@ -67,7 +72,7 @@ def lanes_of(schedule: Schedule, takes_turns: bool = False) -> Lanes:
         by_rank[rank][chunk].append(
             LaneStep(step, tuple(sends), tuple(of_sends), tuple(sorted(receives)), any(reduce))
         )
-    return Lanes(schedule.chunks, by_rank, any(turns))
+    return Lanes(schedule.algorithm, schedule.chunks, by_rank[:ranks], any(turns))
 
 
 def _turns(moves: Sequence[Move], world: int) -> list[Turn | None]:

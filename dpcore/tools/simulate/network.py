@@ -26,6 +26,7 @@ from dpcore.tools.simulate.in_memory import FUSED, InMemory
 from dpcore.tools.simulate.lanes import LaneStep
 from dpcore.tools.simulate.links import Links
 from dpcore.tools.simulate.processors import Processors, Threads
+from dpcore.tools.simulate.shapes import fold_of
 
 SLOTS = 64  # operations of a rank in flight
 _LEAST_WINDOW = 8  # jobs at a time
@@ -93,7 +94,8 @@ class _Job:
 class Network:
     """All ranks' NICs and processors. ``run`` takes the operations of one step and fills in when
     they end; where ranks launch as they go, ``at`` and ``compute`` let them act, ``launch`` is what
-    they do, ``go_on`` runs it. ``ranks``: how many are simulated of ``world``, numbered from 0."""
+    they do, ``go_on`` runs it. ``ranks``: how many are simulated of ``world``, numbered from 0; if
+    not all, those of a host that stands for all hosts (``one_host_stands_for_all``)."""
 
     def __init__(
         self,
@@ -101,21 +103,24 @@ class Network:
         link: Speed | Links,
         algorithm: Any = "two_shot",
         processors: Processors = Processors.free(),  # noqa: B008
+        ranks: int = 0,
     ) -> None:
         self.world = world
-        self.ranks = world
+        self.ranks = ranks or world
         self.links = Links.of(link)
         self.algorithm = algorithm
         self.processors = processors
-        self.choice = AlgorithmChoice(algorithm, world, self.links, processors.costs)
+        self.choice = AlgorithmChoice(algorithm, world, self.ranks, self.links, processors.costs)
         self._queue: list[tuple[float, int, int, Callable[[float], None]]] = []
         self._order = count()
-        self.cards = Cards(self.links, world, self.at, processors.are_shared, self._has_more_urgent)
-        self.threads = Threads(processors, world, self.links.ranks_per_host, self.at)
-        self._launched = [deque[NetworkOperation](maxlen=SLOTS) for _ in range(world)]
+        self.cards = Cards(
+            self.links, world, self.ranks, self.at, processors.are_shared, self._has_more_urgent
+        )
+        self.threads = Threads(processors, self.ranks, self.links.ranks_per_host, self.at)
+        self._launched = [deque[NetworkOperation](maxlen=SLOTS) for _ in range(self.ranks)]
         self._numbers = count(1)
         self._has_priorities = False
-        self._running: list[list[_Running]] = [[] for _ in range(world)]  # on each rank
+        self._running: list[list[_Running]] = [[] for _ in range(self.ranks)]  # on each rank
 
     def run(self, operations: Sequence[NetworkOperation]) -> None:
         for operation in operations:
@@ -146,7 +151,7 @@ class Network:
         operation._callers += 1
         if operation._callers < self.ranks:
             return
-        operation.finished = [now] * self.world
+        operation.finished = [now] * self.ranks
         algorithm, priority = operation.algorithm or self.algorithm, operation.priority
         if self.world == 1:
             self.at(now, partial(operation._finish, rank))
@@ -173,7 +178,7 @@ class Network:
         travels: bool,
     ) -> None:
         """``travels``: the word that the last rank has entered takes a latency to each other."""
-        for rank in range(self.world):
+        for rank in range(self.ranks):
             latency = self.links.entry_latency(rank, self.world) if travels else 0.0
             wake = partial(
                 self.threads.work, rank, 0.0, operation.priority,
@@ -196,7 +201,8 @@ class Network:
         return math.ceil(nbytes / self.links.frame_bytes(self.world))
 
     def _has_more_urgent(self, rank: int, priority: int) -> bool:
-        return any(run._operation.priority > priority for run in self._running[rank])
+        others = self._running[rank % self.ranks]
+        return any(run._operation.priority > priority for run in others)
 
     def _early_bytes(self, rank: int, priority: int) -> int:
         """How short a message has to be to take no turn. The core also begins longer ones so much
@@ -251,6 +257,9 @@ class _Running:
         lanes = network.choice.lanes(operation.collective, operation.nbytes, operation.algorithm)
         self._program = lanes
         self._lanes = lanes.by_rank
+        self._fold = None
+        if network.ranks < network.world:
+            self._fold = fold_of(operation.collective, lanes.algorithm, network.world, links)
         self._segment = links.segment_bytes(network.world)
         parts = segments_of(operation.nbytes / lanes.chunks, self._segment)
         # The first segment of all chunks, each rank's in its own order; the second, ...
@@ -259,12 +268,12 @@ class _Running:
             for steps in self._lanes
         ]
         self._window = [
-            window_of(links, rank, network.world, lanes.chunks) for rank in range(network.world)
+            window_of(links, rank, network.world, lanes.chunks) for rank in range(network.ranks)
         ]
         self._left = [len(jobs) for jobs in self._waiting]
         self._bytes_left = [sum(job.nbytes for job in jobs) for jobs in self._waiting]
-        self._sends = [not lanes.has_turns] * network.world  # whether it has begun to
-        self._held: list[list[Callable[[float], None]]] = [[] for _ in range(network.world)]
+        self._sends = [not lanes.has_turns] * network.ranks  # whether it has begun to
+        self._held: list[list[Callable[[float], None]]] = [[] for _ in range(network.ranks)]
         self._arrived: dict[_Key, Message] = {}
         self._taken: set[_Key] = set()
         self._expecting: dict[_Key, _Job] = {}
@@ -331,7 +340,8 @@ class _Running:
     def _send(self, rank: int, job: _Job, step: LaneStep, target: int, now: float) -> None:
         """Over TCP the kernel takes the message and sends it; an emulated link lets time pass, and
         the sender then copies the message to where the receiver finds it."""
-        key = _Key(rank, target, job.chunk, job.segment, step.number)
+        names = rank, target, job.chunk
+        key = _Key(*(self._fold(*names) if self._fold else names), job.segment, step.number)
         processors, priority = self._network.processors, self._operation.priority
 
         def has_left(message: Message, moment: float) -> None:
@@ -350,14 +360,14 @@ class _Running:
 
         def give_to_kernel(moment: float) -> None:
             self._one_less(rank, job, moment)
-            self._network.cards.send(rank, target, job.nbytes, priority, come)
+            self._network.cards.send(key.source, key.target, job.nbytes, priority, come)
 
         if self._network.links.is_tcp:
             seconds = processors.tcp_message + job.nbytes * processors.tcp_byte
             seconds += self._network._wakes(job.nbytes) * processors.woken
             self._network.threads.work(rank, seconds, priority, now, give_to_kernel)
         else:
-            self._network.cards.send(rank, target, job.nbytes, priority, copy)
+            self._network.cards.send(key.source, key.target, job.nbytes, priority, copy)
 
     def _ask_for(self, key: _Key, now: float) -> None:
         self._network.cards.take(self._arrived.pop(key), now, partial(self._take, key))

@@ -12,7 +12,12 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from dpcore.reference.launches import ACROSS_STEPS
-from dpcore.tools.simulate.classes import MANY, stands_for_all
+from dpcore.tools.simulate.classes import (
+    MANY,
+    MANY_ON_HOSTS,
+    one_host_stands_for_all,
+    stands_for_all,
+)
 from dpcore.tools.simulate.gradients import Gradients
 from dpcore.tools.simulate.links import Links
 from dpcore.tools.simulate.processors import Processors
@@ -91,9 +96,11 @@ def interval(
     return Interval(round(low, 3), round(high, 3), ", ".join(sources))
 
 
-def candidates(work: Gradients) -> list[Asked]:
+def candidates(work: Gradients, links: Links) -> list[Asked]:
     """All named schedules with several sizes of buckets and algorithms."""
     algorithms = [*_ALGORITHMS]
+    if 1 < links.ranks_per_host < work.world:
+        algorithms.append("hierarchical")
     is_power = not work.world & (work.world - 1)
     if is_power and (2 < work.world <= _MEASURED_RANKS or work.world > MANY):  # else long
         algorithms.append("halving_doubling")
@@ -116,11 +123,15 @@ class Efficiency:
 
 def ranks_tried(links: Links, algorithm: Any, straggle: bool) -> tuple[int, bool]:
     """Up to how many ranks ``until`` may go, and whether only to powers of two: thousands where one
-    stands for all, else as many as can be simulated each."""
+    stands for all, hundreds where one host does, else as many as can be simulated each."""
     powers = algorithm in POWERS_OF_TWO if isinstance(algorithm, str) else False
-    work = Gradients([8], [0], [0.1], [0.1], [[0.1]]).on(MOST_RANKS)
-    one_for_all = not straggle and stands_for_all(work, links, algorithm)
-    return (MOST_RANKS if one_for_all else MANY), powers
+    work = Gradients([8], [0], [0.1], [0.1], [[0.1]])
+    if straggle:
+        return MANY, powers
+    if stands_for_all(work.on(MOST_RANKS), links, algorithm):
+        return MOST_RANKS, powers
+    hosts = work.on(links.ranks_per_host * (MANY_ON_HOSTS // links.ranks_per_host))
+    return (hosts.world if one_host_stands_for_all(hosts, links, algorithm) else MANY), powers
 
 
 def until(
@@ -129,10 +140,11 @@ def until(
     ranks_to_ms: Callable[[int], float],
     most: int = MOST_RANKS,
     powers: bool = False,
+    ranks_per_host: int = 1,
 ) -> Efficiency:
     """The most ranks of which each does at least ``efficiency`` of the work that it does alone, up
-    to ``most``: by doubling, then by halves unless only ``powers`` of two are asked for.
-    ``ranks_to_ms``: a step on so many.
+    to ``most``: by doubling, then by halves unless only ``powers`` of two are asked for. From one
+    host on, whole hosts. ``ranks_to_ms``: a step on so many.
 
     >>> work = Gradients([8], [0], [0.1], [0.8], [[0.5]])
     >>> until(work, 0.9, lambda world: 900 + world).world
@@ -145,10 +157,15 @@ def until(
         tried[world] = ranks_to_ms(world)
         return alone / tried[world] >= efficiency
 
-    low, high = 1, 2
+    def whole(world: int) -> int:
+        return world if world < ranks_per_host else world - world % ranks_per_host
+
+    low, high = 1, whole(2)
     while high <= most and keeps(high):
-        low, high = high, 2 * high
+        low, high = high, whole(2 * high)
     while not powers and high <= most and high - low > max(1, low // 64):
-        middle = (low + high) // 2
+        middle = whole((low + high) // 2)
+        if middle == low:
+            break
         low, high = (middle, high) if keeps(middle) else (low, middle)
     return Efficiency(low if low > 1 else 0, sorted(tried.items()))

@@ -1,4 +1,7 @@
-"""What symmetric algorithms do, as rounds of messages: those of one rank that stands for all."""
+"""In which algorithms ranks do the same, each with its own neighbours.
+
+Then one rank stands for all, and what it does are rounds of messages (``Shape``). Where hosts have
+several ranks, those of one host stand for those of all (``Fold``)."""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from itertools import accumulate
+
+from dpcore.tools.simulate.links import Links
 
 
 @dataclass(frozen=True)
@@ -118,3 +123,52 @@ def in_trains(shape: Shape, parts: list[float]) -> tuple[Shape, list[float]]:
     trains = -(-len(parts) // length)
     longer = replace(first, messages=length)
     return Shape(1, (longer,)), [sum(parts) / (trains * length)] * trains
+
+
+# Source, target and chunk of a message that leaves the first host, to those of the one that comes
+# to it at the same time, since another host has sent it just so.
+Fold = Callable[[int, int, int], tuple[int, int, int]]
+
+
+def fold_of(collective: str, algorithm: str, world: int, links: Links) -> Fold | None:
+    """None where hosts do different things.
+
+    >>> from dpcore.base.link import Speed
+    >>> links = Links.levels(Speed(6e9), Speed(1.25e8), ranks_per_host=2)
+    >>> fold = fold_of("all_reduce", "ring", 8, links)
+    >>> fold(1, 2, 3)  # from the last rank of the first host to the next host
+    (7, 0, 1)
+    """
+    own = links.ranks_per_host
+    is_known = (collective, algorithm) in SHAPES or algorithm == "hierarchical"
+    if world % own or not is_known or collective not in _FOLDED:
+        return None
+    if algorithm in POWERS_OF_TWO:
+        # Over TCP its ranks take turns in the order of their numbers.
+        is_even = not (world & (world - 1) or own & (own - 1))
+        halves = algorithm == "halving_doubling"
+        return (
+            partial(_mirrored, own, halves) if is_even and not (halves and links.is_tcp) else None
+        )
+    if algorithm == "one_shot":
+        return partial(_moved, own, world, 1, 0)
+    if (collective, algorithm) == ("all_reduce", "hierarchical"):
+        return partial(_moved, own, world, world // own, 1)  # its chunks are those of hosts
+    return partial(_moved, own, world, world, own)
+
+
+_FOLDED = ("all_reduce", "reduce_scatter", "all_gather")
+
+
+def _mirrored(own: int, halves: bool, source: int, target: int, chunk: int) -> tuple[int, int, int]:
+    away = target - target % own
+    return source ^ away, target ^ away, chunk ^ away if halves else chunk
+
+
+def _moved(
+    own: int, world: int, period: int, chunks: int, source: int, target: int, chunk: int
+) -> tuple[int, int, int]:
+    """``chunks`` of each host lie behind each other, and again after a ``period``."""
+    away = target // own
+    back = chunk - chunk % period + (chunk - away * chunks) % period
+    return (source - away * own) % world, target % own, back

@@ -19,7 +19,11 @@ from dpcore.base.user_code import naming_the_line
 from dpcore.errors import Unsupported
 from dpcore.reference.buckets import plan_buckets
 from dpcore.reference.launches import ACROSS_STEPS, SCHEDULES, make_launch_schedule
-from dpcore.tools.simulate.classes import RepresentativeNetwork, stands_for_all
+from dpcore.tools.simulate.classes import (
+    RepresentativeNetwork,
+    one_host_stands_for_all,
+    stands_for_all,
+)
 from dpcore.tools.simulate.control import HeardSchedule, copies_for, name_of
 from dpcore.tools.simulate.gradients import DEFAULT_CAPS, Gradients
 from dpcore.tools.simulate.links import Links
@@ -140,12 +144,16 @@ def predict(
 def network_for(
     work: Gradients, link: Speed | Links, algorithm: str, processors: Processors, are_alike: bool
 ) -> Network:
-    """Of every rank, or of one that stands for all, which has the same interface. ``are_alike``: no
-    rank straggles."""
-    if are_alike and stands_for_all(work, Links.of(link), algorithm):
+    """Of every rank, of one that stands for all, which has the same interface, or of one host.
+    ``are_alike``: no rank straggles."""
+    links = Links.of(link)
+    if are_alike and stands_for_all(work, links, algorithm):
         one = RepresentativeNetwork(work.world, link, algorithm, processors)
         return cast(Network, one)
-    return Network(work.world, link, algorithm, processors)
+    ranks = 0
+    if are_alike and one_host_stands_for_all(work, links, algorithm, processors):
+        ranks = links.ranks_per_host
+    return Network(work.world, link, algorithm, processors, ranks)
 
 
 def _waits(steps: Sequence[Steps], last: int) -> dict[str, float]:
