@@ -16,7 +16,8 @@ Where thousands of rounds repeat, whole periods are passed over at once (``_Peri
 no result: times inside are whole picoseconds, so that two moments can be compared.
 
 Ranks do not do the same in a tree, where worlds that are no power of two fold, over links that
-differ or vary, or if one computes longer than another: ``stands_for_all``.
+differ or vary, or if one computes longer than another: ``stands_for_all``. On hosts of several
+ranks, those of one host stand for all, each of them simulated: ``one_host_stands_for_all``.
 """
 
 from __future__ import annotations
