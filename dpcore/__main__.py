@@ -343,7 +343,9 @@ def _add_simulate(commands: Commands) -> None:
     types.add(
         simulate, "--schedule", said="default: all with a name; of local updates, the recorded one"
     )
-    types.add(simulate, "--algorithm", "two_shot")
+    types.add(
+        simulate, "--algorithm", said="default: two_shot; with --ranks-per-host, hierarchical"
+    )
     simulate.add_argument(
         "--straggler",
         metavar="HOW",

@@ -101,6 +101,16 @@ def test_until_takes_whole_hosts():
     assert found.world == 12
 
 
+def test_on_hosts_of_several_ranks_the_algorithm_is_the_one_for_hosts(described, capsys):
+    asked = [described, "--schedule", "flat", "--world", "4"]
+    levels = ["--intra", "50gbit,2us", "--inter", "1gbit,50us", "--ranks-per-host", "2"]
+    for words, algorithm in ((["--link", "1gbit,50us"], "two_shot"), (levels, "hierarchical")):
+        (line,) = answers(capsys, *asked, *words)
+        assert line["algorithm"] == algorithm
+    (line,) = answers(capsys, *asked, *levels, "--algorithm", "ring")
+    assert line["algorithm"] == "ring"
+
+
 def test_until_by_recursive_doubling_tries_powers_of_two(described, capsys):
     asked = ["--link", "10gbit,5us", "--schedule", "flat", "--algorithm", "recursive_doubling"]
     (line,) = answers(capsys, described, *asked, "--until", "0.8")
@@ -146,6 +156,7 @@ def test_without_words_schedules_across_steps_are_predicted_too(described, capsy
 
 def test_hosts_that_share_a_card(described, capsys):
     levels = ["--intra", "50gbit,2us", "--inter", "1gbit,50us", "--world", "4"]
+    levels += ["--algorithm", "two_shot"]
     (shared,) = answers(capsys, described, *levels, "--ranks-per-host", "2", "--schedule", "flat")
     (own,) = answers(
         capsys, described, "--link", "1gbit,50us", "--world", "4", "--schedule", "flat"

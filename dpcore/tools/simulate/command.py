@@ -61,6 +61,8 @@ NOT_MODELLED = "memory bandwidth that ranks of a host share; other jobs on the n
 
 def run(options: argparse.Namespace) -> int:
     """Predicts and prints; the exit status."""
+    on_hosts = options.ranks_per_host > 1
+    options.algorithm = options.algorithm or ["hierarchical" if on_hosts else "two_shot"]
     if any(map(is_graph, options.gradients)):
         return _run_graphs(options)
     recorded = gradients_of(*options.gradients)
