@@ -7,10 +7,11 @@ import pytest
 
 from dpcore import reference
 from dpcore.base.link import Speed
-from dpcore.tools.simulate import Gradients, Network, predict
+from dpcore.errors import Unsupported
+from dpcore.tools.simulate import Gradients, Network, NetworkOperation, predict
 from dpcore.tools.simulate.links import Links
 from dpcore.tools.simulate.processors import Processors
-from dpcore.tools.simulate.shapes import SHAPES, fold_of
+from dpcore.tools.simulate.shapes import FOLDED, fold_of
 from tests.simulate.test_classes import BUSY, KIB, MIB, check, seconds_of
 
 INTRA, INTER = Speed(1e9, 2e-6), Speed(1.25e8, 50e-6)
@@ -26,13 +27,7 @@ def links_of(kind, ranks_per_host):
     }[kind]
 
 
-KNOWN = [
-    *SHAPES,
-    *((kind, "hierarchical") for kind in ("all_reduce", "reduce_scatter", "all_gather")),
-]
-
-
-@pytest.mark.parametrize(("collective", "algorithm"), KNOWN)
+@pytest.mark.parametrize(("collective", "algorithm"), FOLDED)
 @pytest.mark.parametrize(("hosts", "own"), [(4, 2), (2, 4), (3, 3), (16, 1)])
 def test_what_a_host_sends_is_what_it_gets_from_another(collective, algorithm, hosts, own):
     """Folded, the moves that leave the first host are those that come to it."""
@@ -90,3 +85,21 @@ def test_hosts_that_differ_are_simulated_each():
     assert fold_of("all_reduce", "hierarchical", 15, links_of("levels", 2)) is None
     assert fold_of("broadcast", "hierarchical", 16, links_of("levels", 2)) is None
     assert fold_of("all_reduce", "halving_doubling", 16, links_of("tcp", 2)) is None
+
+
+@pytest.mark.parametrize("algorithm", ["two_shot", "one_shot", "recursive_doubling", "ring"])
+def test_halves_take_what_they_take_on_every_rank(algorithm):
+    links = links_of("levels", 2)
+    for collective in ("reduce_scatter", "all_gather"):
+        every, one = (
+            NetworkOperation(4 * KIB, [0.0] * ranks, collective=collective) for ranks in (16, 2)
+        )
+        Network(16, links, algorithm).run([every])
+        Network(16, links, algorithm, ranks=2).run([one])
+        assert max(one.finished) == pytest.approx(max(every.finished), rel=0.01)
+
+
+def test_an_algorithm_for_one_operation_in_which_hosts_differ_is_refused():
+    network = Network(16, links_of("levels", 2), "ring", ranks=2)
+    with pytest.raises(Unsupported, match="tree of 16 ranks: hosts do different things"):
+        network.run([NetworkOperation(MIB, [0.0] * 2, algorithm="tree")])

@@ -20,13 +20,14 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from dpcore.base.link import Speed
+from dpcore.errors import Unsupported
 from dpcore.tools.simulate.cards import Cards, Message
 from dpcore.tools.simulate.choice import AlgorithmChoice
 from dpcore.tools.simulate.in_memory import FUSED, InMemory
-from dpcore.tools.simulate.lanes import LaneStep
+from dpcore.tools.simulate.lanes import Lanes, LaneStep
 from dpcore.tools.simulate.links import Links
 from dpcore.tools.simulate.processors import Processors, Threads
-from dpcore.tools.simulate.shapes import fold_of
+from dpcore.tools.simulate.shapes import Fold, fold_of
 
 SLOTS = 64  # operations of a rank in flight
 _LEAST_WINDOW = 8  # jobs at a time
@@ -166,6 +167,22 @@ class Network:
             is_posted = self.links.is_posted(operation.nbytes, self.world) and algorithm == "auto"
             self._begin(_Running(self, operation).begin, operation, now, travels=not is_posted)
 
+    def _lanes_of(self, operation: NetworkOperation) -> tuple[Lanes, Fold | None]:
+        collective, asked = operation.collective, operation.algorithm
+        lanes = self.choice.lanes(collective, operation.nbytes, asked)
+        if self.ranks == self.world:
+            return lanes, None
+        fold = fold_of(collective, lanes.algorithm, self.world, self.links)
+        if fold is None and collective != "all_reduce" and not asked:
+            lanes = self.choice.lanes(collective, operation.nbytes, "direct")
+            fold = fold_of(collective, "direct", self.world, self.links)
+        if fold is None:
+            raise Unsupported(
+                f"{collective} by {lanes.algorithm} of {self.world} ranks: hosts do different "
+                "things, so one cannot stand for all"
+            )
+        return lanes, fold
+
     def _is_fused(self, algorithm: Any, collective: str) -> bool:
         is_named = isinstance(algorithm, str) and algorithm in FUSED
         return is_named or not self.choice.has(algorithm, collective)
@@ -254,12 +271,9 @@ class _Running:
         self._network = network
         self._operation = operation
         links = network.links
-        lanes = network.choice.lanes(operation.collective, operation.nbytes, operation.algorithm)
+        lanes, self._fold = network._lanes_of(operation)
         self._program = lanes
         self._lanes = lanes.by_rank
-        self._fold = None
-        if network.ranks < network.world:
-            self._fold = fold_of(operation.collective, lanes.algorithm, network.world, links)
         self._segment = links.segment_bytes(network.world)
         parts = segments_of(operation.nbytes / lanes.chunks, self._segment)
         # The first segment of all chunks, each rank's in its own order; the second, ...

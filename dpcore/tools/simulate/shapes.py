@@ -140,16 +140,15 @@ def fold_of(collective: str, algorithm: str, world: int, links: Links) -> Fold |
     (7, 0, 1)
     """
     own = links.ranks_per_host
-    is_known = (collective, algorithm) in SHAPES or algorithm == "hierarchical"
-    if world % own or not is_known or collective not in _FOLDED:
+    if world % own or (collective, algorithm) not in FOLDED:
         return None
     if algorithm in POWERS_OF_TWO:
         # Over TCP its ranks take turns in the order of their numbers.
-        is_even = not (world & (world - 1) or own & (own - 1))
-        halves = algorithm == "halving_doubling"
-        return (
-            partial(_mirrored, own, halves) if is_even and not (halves and links.is_tcp) else None
-        )
+        takes_turns = links.is_tcp and algorithm == "halving_doubling"
+        if takes_turns or world & (world - 1) or own & (own - 1):
+            return None
+        is_whole = (collective, algorithm) == ("all_reduce", "recursive_doubling")
+        return partial(_mirrored, own, is_whole)
     if algorithm == "one_shot":
         return partial(_moved, own, world, 1, 0)
     if (collective, algorithm) == ("all_reduce", "hierarchical"):
@@ -157,12 +156,22 @@ def fold_of(collective: str, algorithm: str, world: int, links: Links) -> Fold |
     return partial(_moved, own, world, world, own)
 
 
-_FOLDED = ("all_reduce", "reduce_scatter", "all_gather")
+FOLDED = (
+    *SHAPES,
+    ("all_reduce", "hierarchical"),
+    ("reduce_scatter", "hierarchical"),
+    ("reduce_scatter", "halving_doubling"),
+    ("all_gather", "hierarchical"),
+    ("all_gather", "recursive_doubling"),
+    ("all_gather", "bruck"),
+)
 
 
-def _mirrored(own: int, halves: bool, source: int, target: int, chunk: int) -> tuple[int, int, int]:
+def _mirrored(
+    own: int, is_whole: bool, source: int, target: int, chunk: int
+) -> tuple[int, int, int]:
     away = target - target % own
-    return source ^ away, target ^ away, chunk ^ away if halves else chunk
+    return source ^ away, target ^ away, chunk if is_whole else chunk ^ away
 
 
 def _moved(
