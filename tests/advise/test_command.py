@@ -11,6 +11,7 @@ import dpcore
 from benchmarks.harness.sleeping import layers
 from dpcore.__main__ import main
 from dpcore.tools import advise, help_texts
+from tests.faults.tries import in_time, three_tries
 from tests.show.profiles import span, write
 from tests.show.traces import write_trace
 
@@ -130,10 +131,12 @@ def test_a_late_rank_of_dpcore(tmp_path, capsys):
     assert "1. straggler: Rank 1 computes longer" in (out := said(capsys, path)), out
 
 
+@three_tries
 def test_a_run_of_dpcore_in_which_nothing_is_wrong(tmp_path, capsys):
+    """On a busy machine one rank may wake up late in nearly every step, and then that is said."""
     path = tmp_path / "run.json"
     dpcore.spawn(train, 2, path, [0.01, 0.01], [1000] * 4)
-    assert "Nothing to gain here." in (out := said(capsys, path)), out
+    in_time("Nothing to gain here." in (out := said(capsys, path)), out)
 
 
 def test_a_better_schedule_over_an_emulated_link_is_predicted(tmp_path, capsys):
