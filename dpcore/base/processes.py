@@ -30,10 +30,10 @@ class Seen(NamedTuple):
 
 
 def look_at(pid: int) -> Seen | None:
-    """What is seen of a process from outside; None of one that is gone."""
+    """What is seen of a process from outside; None of one that is gone, or not for our eyes."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
+    except OSError:
         return None
     state, *numbers = text.rpartition(")")[2].split()  # behind its name, which may have blanks
     parent, group = map(int, numbers[:2])

@@ -90,6 +90,22 @@ def test_until_goes_as_far_as_an_algorithm_can_be_simulated(algorithm, most):
     assert ranks_tried(hosts, algorithm, True)[0] == 64
 
 
+@pytest.mark.parametrize(
+    ("own", "algorithm", "most"),
+    [(6, "ring", 768), (6, "tree", 48), (8, "ring", 1024), (80, "ring", 640), (100, "tree", 64)],
+)
+def test_until_ends_where_doubling_hosts_ends(own, algorithm, most):
+    """So that it can say "and maybe more"."""
+    links = Links.levels(Speed(6e9, 2e-6), Speed(1.25e8, 5e-5), own)
+    assert ranks_tried(links, algorithm, False)[0] == most
+    work = Gradients([8], [0], [0.1], [0.8], [[0.5]])
+    assert until(work, 0.9, lambda world: 900, most, ranks_per_host=own).world == most
+
+
+def test_until_in_shared_memory():
+    assert ranks_tried(Links.memory(), "two_shot", False)[0] == 64
+
+
 def test_until_takes_whole_hosts():
     work = Gradients([8], [0], [0.1], [0.8], [[0.5]])
     found = until(work, 0.9, lambda world: 900 + world / 3, 512, ranks_per_host=6)

@@ -122,16 +122,23 @@ class Efficiency:
 
 
 def ranks_tried(links: Links, algorithm: Any, straggle: bool) -> tuple[int, bool]:
-    """Up to how many ranks ``until`` may go, and whether only to powers of two: thousands where one
-    stands for all, hundreds where one host does, else as many as can be simulated each."""
+    """Up to how many ranks ``until`` may go, by doubling hosts of several, and whether only to
+    powers of two: thousands where one stands for all, a thousand where one host does, else as many
+    as can be simulated each."""
+
+    def doubled(limit: int) -> int:
+        own = links.ranks_per_host
+        return limit if own > limit else own << ((limit // own).bit_length() - 1)
+
     powers = algorithm in POWERS_OF_TWO if isinstance(algorithm, str) else False
     work = Gradients([8], [0], [0.1], [0.1], [[0.1]])
-    if straggle:
-        return MANY, powers
-    if stands_for_all(work.on(MOST_RANKS), links, algorithm):
-        return MOST_RANKS, powers
-    hosts = work.on(links.ranks_per_host * (MANY_ON_HOSTS // links.ranks_per_host))
-    return (hosts.world if one_host_stands_for_all(hosts, links, algorithm) else MANY), powers
+    most = MANY
+    if not straggle and stands_for_all(work.on(MOST_RANKS), links, algorithm):
+        most = MOST_RANKS
+    elif not straggle:
+        hosts = work.on(doubled(MANY_ON_HOSTS))
+        most = MANY_ON_HOSTS if one_host_stands_for_all(hosts, links, algorithm) else MANY
+    return doubled(most), powers
 
 
 def until(
