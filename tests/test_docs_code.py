@@ -9,6 +9,7 @@ import ast
 import inspect
 import re
 import shlex
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from dpcore import BackendOptions
 from dpcore.base.link import parse_speed
 from dpcore.tools.show import figures_of, read_run
 from dpcore.tools.show.reading import read_runs
+from tests.faults.tries import in_time, three_tries
 from tests.ranks import python
 from tests.ranks.mpi import each_mpi, mpirun, needs_mpi
 
@@ -76,12 +78,13 @@ def test_every_block_of_code_is_tried():
 
 
 @pytest.mark.parametrize("block", RUN, ids=lambda block: f"{block[0]}-{block[1]}")
+@three_tries
 def test_two_ranks_run_it(block, tmp_path):
     for framework in re.findall(r"^from (lightning|accelerate)", blocks()[block], re.MULTILINE):
         pytest.importorskip(framework)
     script = tmp_path / "shown.py"
     script.write_text(blocks()[block])
-    said = tmp_path / "said"  # a file for each rank: their lines would mix
+    said = Path(tempfile.mkdtemp(dir=tmp_path))  # a file for each rank: their lines would mix
     command = ["-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", "2", "--log-dir", str(said), "--redirects", "3", str(script)]
     run = python.run(*command, capture_output=True, text=True, timeout=180, cwd=tmp_path)
@@ -100,7 +103,8 @@ def test_two_ranks_run_it(block, tmp_path):
             figures = figures_of(run)
             assert (figures.world_size, figures.steps, run.transport) == (2, 5, "gloo")
             # All that this model sends is exposed, and the time until its thread has woken up.
-            assert 0 < figures.exposed_ms < 1.5 * figures.communication_ms
+            assert figures.exposed_ms > 0
+            in_time(figures.exposed_ms < 1.5 * figures.communication_ms)
     if block[0] == "network.md":
         assert all(float(output.split()[2]) > 7.9 for output in outputs)  # 1 MB at 125 MB/s
 
