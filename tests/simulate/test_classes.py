@@ -157,16 +157,21 @@ def test_thousands_of_ranks_take_no_time(algorithm):
     assert time.process_time() - begin < 5
 
 
+def check_steps(monkeypatch, decides, *asked):
+    """``decides``: whether not every rank is simulated."""
+    one = predict(*asked)
+    monkeypatch.setattr(f"dpcore.tools.simulate.training.{decides}", lambda *_: False)
+    every = predict(*asked)
+    assert one.step_ms == pytest.approx(every.step_ms, rel=0.01)
+    assert one.exposed_ms == pytest.approx(every.exposed_ms, rel=0.02, abs=0.05)
+
+
 @pytest.mark.parametrize("schedule", ["bucketed", "sequential", "dear", "zero1", "priority"])
 def test_schedules_take_what_they_take_on_every_rank(schedule, monkeypatch):
     ready = [0.002 * n for n in range(1, 13)]
     work = Gradients([MIB] * 12, [0] * 12, [0.01], [0.024], [ready]).on(12)
     link = Speed(1.25e9, 50e-6)
-    one = predict(work, link, schedule, 2, "ring")
-    monkeypatch.setattr("dpcore.tools.simulate.training.stands_for_all", lambda *_: False)
-    every = predict(work, link, schedule, 2, "ring")
-    assert one.step_ms == pytest.approx(every.step_ms, rel=0.01)
-    assert one.exposed_ms == pytest.approx(every.exposed_ms, rel=0.02, abs=0.05)
+    check_steps(monkeypatch, "stands_for_all", work, link, schedule, 2, "ring")
 
 
 def test_a_rank_that_cannot_stand_for_others_is_refused():

@@ -12,7 +12,7 @@ from dpcore.tools.simulate import Gradients, Network, NetworkOperation, predict
 from dpcore.tools.simulate.links import Links
 from dpcore.tools.simulate.processors import Processors
 from dpcore.tools.simulate.shapes import FOLDED, fold_of
-from tests.simulate.test_classes import BUSY, KIB, MIB, check, seconds_of
+from tests.simulate.test_classes import BUSY, KIB, MIB, check, check_steps, seconds_of
 
 INTRA, INTER = Speed(1e9, 2e-6), Speed(1.25e8, 50e-6)
 
@@ -63,11 +63,7 @@ def test_schedules_take_what_they_take_on_every_rank(schedule, monkeypatch):
     ready = [0.002 * n for n in range(1, 9)]
     work = Gradients([MIB // 4] * 8, [0] * 8, [0.01], [0.016], [ready]).on(12)
     links = links_of("levels", 4)
-    one = predict(work, links, schedule, 1, "hierarchical")
-    monkeypatch.setattr("dpcore.tools.simulate.training.one_host_stands_for_all", lambda *_: False)
-    every = predict(work, links, schedule, 1, "hierarchical")
-    assert one.step_ms == pytest.approx(every.step_ms, rel=0.01)
-    assert one.exposed_ms == pytest.approx(every.exposed_ms, rel=0.02, abs=0.05)
+    check_steps(monkeypatch, "one_host_stands_for_all", work, links, schedule, 1, "hierarchical")
 
 
 def test_hundreds_of_ranks_take_some_seconds():
