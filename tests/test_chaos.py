@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from dpcore.__main__ import main
-from dpcore.base.processes import look_at
+from dpcore.base.processes import look_around
 from dpcore.ddp.elastic.progress import VARIABLE, teller
 from dpcore.tools.chaos import program
 from dpcore.tools.chaos.command import Chaos
@@ -83,8 +83,7 @@ def test_its_ranks_end_with_it_however_it_ends():
 
 
 def children_of(process):
-    seen = {int(name): look_at(int(name)) for name in os.listdir("/proc") if name.isdigit()}
-    return [pid for pid, one in seen.items() if one is not None and one.parent == process]
+    return [pid for pid, seen in look_around().items() if seen.parent == process]
 
 
 def test_a_program_that_fails_is_told(capfd):

@@ -40,6 +40,12 @@ def look_at(pid: int) -> Seen | None:
     return Seen(state, parent, group, sum(map(int, numbers[10:12])) / _TICK)
 
 
+def look_around() -> dict[int, Seen]:
+    """What is seen of all processes, by their numbers."""
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    return {pid: seen for pid in pids if (seen := look_at(pid)) is not None}
+
+
 def is_running(pid: int) -> bool:
     seen = look_at(pid)
     return seen is not None and seen.state not in "ZX"

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import dpcore as dp
-from dpcore.base.processes import is_running, look_at
+from dpcore.base.processes import look_around
 from dpcore.comm.launch.spawn import run_processes
 
 from .leftovers import of_this_host
@@ -129,8 +129,8 @@ def launched(tmp_path):
 
 def in_group(group):
     """Processes of this group that run (those that ended may wait for init to bury them)."""
-    running = filter(is_running, (int(name) for name in os.listdir("/proc") if name.isdigit()))
-    return [pid for pid in running if (seen := look_at(pid)) is not None and seen.group == group]
+    everyone = look_around().items()
+    return [pid for pid, seen in everyone if seen.group == group and seen.state not in "ZX"]
 
 
 def all_gone(group, within=30.0):

@@ -14,7 +14,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
-gc.disable()  # a third of the time that the site takes
+gc.disable()  # it takes 30% of the time that the site takes
 
 NAVIGATION = {  # in the groups of docs/README.md
     "dpcore": "docs/README docs/install CHANGELOG",
