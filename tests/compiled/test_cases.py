@@ -66,6 +66,15 @@ def region(layer, x):
     return layer(x)
 
 
+class Sliced(Layers):
+    """As models of Transformers: the slice is a new module, which registers its layers."""
+
+    def forward(self, x):
+        for layer in self.layers[:3]:
+            x = layer(x)
+        return x
+
+
 class Broken(Layers):
     def forward(self, x):
         x = self.layers[0](x)
@@ -276,6 +285,15 @@ def not_zeroed(comm):
     return [run.early]
 
 
+def registers_modules(comm):
+    """A module that has nothing to do with the wrapped one can be one graph, too."""
+    run = Run(comm, Sliced)
+    early = [run.step(), run.step()]
+    assert run.model._graphs.whole == 1
+    torch.compile(Sliced(), fullgraph=True)(torch.ones(2, WIDTH))
+    return early
+
+
 def two_forwards(comm):
     run = Run(comm)
     xs, ys = run.inputs(), run.inputs()
@@ -440,6 +458,16 @@ def seen_in_the_report(comm):
     return early
 
 
+def compiled_later(comm):
+    """After steps that were not compiled, and in which its buckets were chosen."""
+    run = Run(comm, how="not")
+    early = [run.step() for _ in range(3)]
+    run.forward = torch.compile(run.model)
+    early.append(run.step())
+    assert "torch.compile: 3 of 3 gradients left while" in repr(run.model.bucket_report())
+    return early
+
+
 def of_torchs_own_class(comm):
     """dynamo skips the frames of nn.Sequential, so that nothing would be compiled."""
     torch._dynamo.reset()
@@ -457,6 +485,7 @@ CASES = {
     "module.compile()": (steps, {"how": "in place"}, [3, 3]),
     "each layer compiled": (steps, {"how": "layers"}, [3, 3]),
     "graph breaks": (steps, {"kind": Broken}, [3, 3]),
+    "a slice of layers": (registers_modules, {}, [3, 3]),
     "a block twice in a graph": (steps, {"kind": Twice}, [3, 3]),
     "a block in two graphs": (steps, {"kind": TwiceInTwoGraphs}, [2, 2]),
     "tied": (steps, {"kind": Tied}, [2, 2]),
@@ -497,6 +526,7 @@ CASES = {
     "compiled before it was wrapped": (compiled_and_run_before, {}, [0] * 4),
     "a bucket cap below 1 MiB": (steps, {"bucket_cap_mb": 0.0001}, [3, 3]),
     "the report": (seen_in_the_report, {}, [3] * 3),
+    "compiled after some steps": (compiled_later, {}, [0, 0, 0, 3]),
     "nn.Sequential": (of_torchs_own_class, {}, [2]),
     "join": (uneven, {}, [3]),
 }

@@ -93,6 +93,7 @@ def _compile(backend: Any, graph: Any, inputs: Any, cut: Callable[[], Any]) -> A
     model, graphs = _running()
     if graphs is None:
         return cut()
+    model._reducer.look_again()
     why = why_cut(model, backend, graph)
     if why:
         graphs.cut += 1

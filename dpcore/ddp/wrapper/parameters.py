@@ -4,7 +4,8 @@ torch DDP looks only in its constructor: parameters that are added, replaced or 
 trained on each rank by itself, and the ranks silently drift apart. Here the next forward raises.
 
 The check is nearly free: torch calls a hook when a parameter or module is registered, and a step
-only looks at frozen parameters.
+only looks at frozen parameters. dynamo traces the hook, because forward registers modules as well:
+``self.layers[:2]`` of a ``ModuleList`` makes another one.
 """
 
 from __future__ import annotations
@@ -100,19 +101,21 @@ class ParameterWatch:
             for _, parameter in kept_parameters(module, ignored)
             if not parameter.requires_grad
         ]
-        self._modules = weakref.WeakSet(module.modules())
-        self._touched = False
+        self._mark_modules()
+        self.touched = False
         with _watches_lock:
             _watches.add(self)
         _listen()
 
-    def registered_in(self, module: nn.Module) -> None:
-        if module in self._modules:
-            self._touched = True
+    def _mark_modules(self) -> None:
+        for part in self._module.modules():
+            vars(part)[_MARK] = True
 
     def check(self) -> bool:
         """Raises with the names of changed parameters. Returns whether modules may have changed."""
-        if self._touched or any(parameter.requires_grad for parameter in self._frozen):
+        if _registered:
+            _touch_all()
+        if self.touched or any(parameter.requires_grad for parameter in self._frozen):
             self._compare()
             return True
         return False
@@ -129,10 +132,12 @@ class ParameterWatch:
                 "gradients would stay each rank's own. Call refresh() of the wrapped model, on "
                 "all ranks, after such a change"
             )
-        self._modules.update(self._module.modules())
-        self._touched = False
+        self._mark_modules()
+        self.touched = False
 
 
+_MARK = "_dpcore_watches"  # an attribute of modules whose parameters are watched
+_registered = False  # in a marked module, since the watches were told
 _watches: weakref.WeakSet[ParameterWatch] = weakref.WeakSet()
 _watches_lock = threading.RLock()  # ranks may be threads, and a set must not grow while it is read
 _listening = False
@@ -143,18 +148,27 @@ def _listen() -> None:
     global _listening
     if not _listening:
         _listening = True
-        register_module_parameter_registration_hook(_registered)
-        register_module_module_registration_hook(_registered)
-        register_module_buffer_registration_hook(_buffer_registered)
+        register_module_parameter_registration_hook(_note)
+        register_module_module_registration_hook(_note)
+        register_module_buffer_registration_hook(_note)
 
 
-def _registered(module: nn.Module, name: str, what: Any) -> None:
+def _note(module: nn.Module, name: str, what: Any) -> None:
+    """The hook. It is simple enough to be a part of a graph, which does nothing for a module that
+    the graph makes itself."""
+    global _registered
+    # The names of buffers that are known are looked up before each forward.
+    if _MARK in module.__dict__ and name not in module._buffers:
+        _registered = True
+
+
+# dynamo skips the files of this package (torch_face/dynamo.py), and code that is of no file not.
+_note.__code__ = _note.__code__.replace(co_filename="<dpcore>")
+
+
+def _touch_all() -> None:
+    global _registered
     with _watches_lock:
-        watches = list(_watches)
-    for watch in watches:
-        watch.registered_in(module)
-
-
-def _buffer_registered(module: nn.Module, name: str, what: Any) -> None:
-    if name not in module._buffers:  # known names are looked up before each forward
-        _registered(module, name, what)
+        _registered = False
+        for watch in _watches:
+            watch.touched = True
