@@ -70,9 +70,7 @@ class Sliced(Layers):
     """As models of Transformers: the slice is a new module, which registers its layers."""
 
     def forward(self, x):
-        for layer in self.layers[:3]:
-            x = layer(x)
-        return x
+        return nn.Sequential(*self.layers[:3])(x)
 
 
 class Broken(Layers):
@@ -479,6 +477,22 @@ def of_torchs_own_class(comm):
     return [model._reducer.early_gradients]
 
 
+def in_vain(comm):
+    """compile() of torch's own classes compiles nothing."""
+    module = nn.Sequential(Layer(WIDTH, 4), nn.Linear(4, 4))
+    module[1].compile()
+    model = dpcore.DataParallel(module, comm=comm)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            model(torch.ones(2, WIDTH)).sum().backward()
+            model.zero_grad()
+    told = "compile() of 1 has compiled nothing"
+    assert sum(told in str(one.message) for one in said) == 1
+    assert told in repr(model.bucket_report())
+    return [model._reducer.early_gradients]
+
+
 CASES = {
     "torch.compile(wrapped)": (steps, {}, [3, 3]),
     "wrapped(torch.compile(module))": (steps, {"how": "before"}, [3, 3]),
@@ -528,6 +542,7 @@ CASES = {
     "the report": (seen_in_the_report, {}, [3] * 3),
     "compiled after some steps": (compiled_later, {}, [0, 0, 0, 3]),
     "nn.Sequential": (of_torchs_own_class, {}, [2]),
+    "compile() of torch's own classes": (in_vain, {}, [0]),
     "join": (uneven, {}, [3]),
 }
 

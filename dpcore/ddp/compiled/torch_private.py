@@ -87,13 +87,17 @@ def is_compiling() -> bool:
     return callback is not None and callback is not False
 
 
-@functools.lru_cache(maxsize=256)
 def is_skipped(module: torch.nn.Module) -> bool:
     """Whether dynamo skips the module's forward, as it does torch's own files."""
+    kind = type(module)
+    return kind.__call__ is torch.nn.Module.__call__ and _skips(kind.forward)
+
+
+@functools.lru_cache(maxsize=256)
+def _skips(function: Callable[..., Any]) -> bool:
     from torch._dynamo import trace_rules
 
-    is_plain = type(module).__call__ is torch.nn.Module.__call__
-    return is_plain and bool(trace_rules.check(type(module).forward))
+    return bool(trace_rules.check(function))
 
 
 def in_a_frame_of_its_own(module: torch.nn.Module) -> Callable[..., Any]:

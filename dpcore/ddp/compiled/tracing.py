@@ -30,7 +30,12 @@ LATE = (
     "compiled forward, or call torch._dynamo.reset() after wrapping (docs/compile.md)"
 )
 
-_NAMED = 3  # parameters in a line
+IN_VAIN = (
+    "has compiled nothing: dynamo skips the frames of torch's own classes. Use torch.compile() of "
+    "the module, or compile() of a module of your own around it (docs/compile.md)"
+)
+
+_NAMED = 3  # parameters or modules in a line
 
 
 class Graphs:
@@ -52,11 +57,12 @@ class Graphs:
         early, compiled = reducer.early_gradients, reducer.compiled_gradients
         return self.cut == 0 and compiled > 0 and early == 0
 
-    def say_if_late(self, model: Wrapped) -> None:
-        """Warns once for each model that was compiled before it was wrapped."""
-        if not self._has_said and self.in_words(model) == [LATE]:
-            self._has_said = True
-            warnings.warn(f"{model._model_group.name}: {LATE}", stacklevel=2)
+    def warn(self, model: Wrapped) -> None:
+        """Warns once for each model that was compiled before it was wrapped, or in vain."""
+        for line in self.in_words(model):
+            if not self._has_said and line.endswith((LATE, IN_VAIN)):
+                self._has_said = True
+                warnings.warn(f"{model._model_group.name}: {line}", stacklevel=2)
 
     def in_words(self, model: Wrapped) -> list[str]:
         """Lines for the report of buckets; none for a model that is not compiled."""
@@ -69,13 +75,17 @@ class Graphs:
             why = _why_unseen(model)
             return [f"{AT_ITS_END}: {why} (docs/compile.md)" if why else LATE]
         if not compiled:
-            return []
+            return _compiled_in_vain(model.module)
         lines = [f"torch.compile: {early} of {compiled} gradients left while their graph ran"]
         for why in dict.fromkeys(declined.values()):
-            names = [name for name, reason in declined.items() if reason == why]
-            more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-            lines.append(f"torch.compile: not those of {', '.join(names[:_NAMED])}{more}: {why}")
+            names = _first([name for name, reason in declined.items() if reason == why])
+            lines.append(f"torch.compile: not those of {names}: {why}")
         return lines
+
+
+def _first(names: list[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
 
 
 def listen() -> None:
@@ -117,6 +127,16 @@ def _why_unseen(model: Wrapped) -> str:
     if not model._is_seen_by_dynamo:
         return "ranks are threads, which share the class by which dynamo asks"
     return torch_private.why_dynamo_does_not_ask()
+
+
+def _compiled_in_vain(module: torch.nn.Module) -> list[str]:
+    """A line if ``compile()`` was called of modules in which dynamo compiles nothing."""
+    names = [
+        name or "the model"
+        for name, part in module.named_modules()
+        if part._compiled_call_impl is not None and torch_private.is_skipped(part)
+    ]
+    return [f"compile() of {_first(names)} {IN_VAIN}"] if names else []
 
 
 def seen_by_dynamo(module: Any) -> Any:

@@ -141,7 +141,7 @@ class FirstSteps:
         reducer = model._reducer
         if reducer.wants_rebuild:
             model._rebuild_buckets()
-            model._graphs.say_if_late(model)
+            model._graphs.warn(model)
             trace_facts.note(model)
         elif reducer.completed > 0 and self._trial is not None:
             if not self._trial.before_forward(model):
