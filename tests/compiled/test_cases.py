@@ -196,8 +196,8 @@ def steps(comm, kind=Layers, **options):
 # ---- cases: what they return is the number of gradients that left early in each step -----------
 
 
-def with_configuration(comm, config, **settings):
-    with config.patch(**settings):
+def with_configuration(comm, **settings):
+    with torch._inductor.config.patch(**settings):
         return steps(comm)
 
 
@@ -509,11 +509,7 @@ CASES = {
     "reentrant checkpoint": (steps, {"kind": CheckpointedReentrant}, [3, 3]),
     "gradient_as_bucket_view=False": (steps, {"gradient_as_bucket_view": False}, [3, 3]),
     "a bucket each": (steps, {"schedule": "per_parameter"}, [3, 3]),
-    "deterministic": (
-        with_configuration,
-        {"config": torch._inductor.config, "deterministic": True},
-        [3, 3],
-    ),
+    "deterministic": (with_configuration, {"deterministic": True}, [3, 3]),
     "optimize_ddp=False": (not_asked, {}, [0] * 3),
     "max-autotune": (steps, {"inductor": {"max_autotune": True}}, [3, 3]),
     "another pass over joint graphs": (with_another_pass, {}, [0, 0]),
