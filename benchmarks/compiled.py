@@ -35,6 +35,7 @@ import torch
 import dpcore as dp
 from benchmarks.harness.figures import source, time_text
 from benchmarks.harness.options import script_parser
+from dpcore.base.link import parse_speed
 from dpcore.ddp.compiled import torch_private, tracing
 from dpcore.tools.compare.training.models import MODELS
 from dpcore.tools.compare.training.ranks import (
@@ -103,6 +104,7 @@ class Contender:
         return {
             "early": self.model._reducer.early_gradients,
             "gradients": len(self.model._parameters_by_number),
+            "gradient_bytes": sum(p.nbytes for p in self.model._parameters_by_number),
             "graphs": self.model._graphs.count,
             "buckets": len(self.model.bucket_report()),
             "schedule": self.model.schedule,
@@ -223,6 +225,8 @@ _NAMES = {
 
 def table_of_compiled(lines: list[dict[str, Any]]) -> str:
     """Of docs/compile.md."""
+    on_host = [line for line in lines if line["link"] == "none"]
+    lines = [line for line in lines if line["link"] != "none"]
     text = [
         "| | step | exposed | backward | compiling |",
         "|---|---:|---:|---:|---:|",
@@ -234,7 +238,27 @@ def table_of_compiled(lines: list[dict[str, Any]]) -> str:
         cells.append("" if line["contender"].startswith("eager") else f"{line['compile_s']:.0f} s")
         text.append(f"| {_NAMES[line['contender']]} | {' | '.join(cells)} |")
     what = f"{lines[0]['model']}, 2 ranks over {lines[0]['link']}; medians of one run"
-    return "\n".join([*text, "", source("compiled", lines, "../", what), ""])
+    text += ["", source("compiled", lines, "../", what), "", _bound(lines), ""]
+    if ratio := next((r for line in on_host if (r := line.get("backward_ratio"))), None):
+        what = (
+            "Where there is no link, in the memory of a host, backward of the compiled model takes "
+            f"{ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f}) of what it takes "
+            "with all gradients at the end"
+        )
+        text += [source("compiled", on_host, "../", what), ""]
+    return "\n".join(text)
+
+
+def _bound(lines: list[dict[str, Any]]) -> str:
+    """Each of two ranks sends as many bytes as there are gradients."""
+    of = {line["contender"]: line for line in lines}
+    size, backward = of["compiled"]["gradient_bytes"], of[BARE]["backward_s"]
+    link = size / parse_speed(lines[0]["link"]).bytes_per_second
+    return (
+        f"The link takes {time_text(link)} for {size / 1e6:.1f} MB of gradients, and a compiled "
+        f"backward without communication lasts {time_text(backward)}. So at least "
+        f"{time_text(link - backward)} of the step are exposed, however early gradients leave."
+    )
 
 
 def arguments() -> argparse.Namespace:

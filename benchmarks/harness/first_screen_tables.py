@@ -65,7 +65,7 @@ def table_of_first_screen(records: list[dict[str, Any]]) -> str:
         ratio = best["ratio"]
         ends = f"{ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})"
         lines.append(f"| {PLACES[place]} | {MODELS[model]} | {' | '.join(times)} | {ends} |")
-    compiled = load("compiled")
+    compiled = [record for record in load("compiled") if record["link"] != "none"]
     lines.append(_row_of_compiled({record["contender"]: record for record in compiled}))
     used = [record for _, _, cell in cells_of(records) for record in cell.values()]
     what = "Medians and, in brackets, 95% intervals of one run"
