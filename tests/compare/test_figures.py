@@ -74,6 +74,15 @@ def test_an_overlap_that_nobody_can_know():
     assert not wild.overlap_is_known
 
 
+def test_an_overlap_below_0_is_explained():
+    said = verdicts(figures_of(TWO, rounds(lambda n: 130.0, lambda n: 102.0)))
+    assert len(said) == 2
+    assert said[1] == (
+        "torch's overlap is below 0: communication adds 30.0 ms to a step, and takes 20.0 ms with "
+        "nothing beside it."
+    )
+
+
 def test_what_computes_something_else_says_so_with_its_loss():
     entrants = contenders(["torch", "local_sgd:4"])
     made = rounds(lambda n: 110.0, lambda n: 99.0)

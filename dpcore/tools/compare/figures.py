@@ -139,7 +139,19 @@ def verdicts(figures: Sequence[Figures]) -> list[str]:
             f"{len(reference.rounds_ms)} rounds are too few to conclude anything; {LEAST_ROUNDS} "
             "are the least."
         ]
-    return [_verdict(one, reference) + _otherwise(one, reference) for one in others]
+    said = [_verdict(one, reference) + _otherwise(one, reference) for one in others]
+    return said + [_below_0(one) for one in figures if _is_below_0(one)]
+
+
+def _is_below_0(one: Figures) -> bool:
+    return one.overlap is not None and one.overlap_is_known and one.overlap.high < 0
+
+
+def _below_0(one: Figures) -> str:
+    return (
+        f"{one.contender}'s overlap is below 0: communication adds {ms(one.cost.median)} to a "
+        f"step, and takes {ms(one.communication.median)} with nothing beside it."
+    )
 
 
 def _otherwise(one: Figures, reference: Figures) -> str:
