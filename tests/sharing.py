@@ -18,8 +18,8 @@ _SECONDS_BETWEEN_LOOKS = 0.01
 
 
 def open_here():
-    """What the locks belong to."""
-    return open(__file__, "r+b")
+    """What the locks belong to, until the process ends."""
+    return os.open(__file__, os.O_RDWR)
 
 
 def _change(file, kind, byte, wait=False):
