@@ -310,7 +310,7 @@ class DataParallel(FlushedBefore, TorchSurface):
         synchronised = learning and self.require_backward_grad_sync
         if synchronised:
             check_open(self.group)
-        if self._watch.check():
+        if self._watch.check(learning):
             self._buffers_of_module.find_again()
         if self._virtual is not None:
             self._virtual.check_forward()

@@ -111,12 +111,14 @@ class ParameterWatch:
         for part in self._module.modules():
             vars(part)[_MARK] = True
 
-    def check(self) -> bool:
-        """Raises with the names of changed parameters. Returns whether modules may have changed."""
+    def check(self, learns: bool) -> bool:
+        """Raises with the names of changed parameters where the forward ``learns``: others may use
+        another adapter, say. Returns whether modules may have changed."""
         if _registered:
             _touch_all()
         if self.touched or any(parameter.requires_grad for parameter in self._frozen):
-            self._compare()
+            if learns:
+                self._compare()
             return True
         return False
 
