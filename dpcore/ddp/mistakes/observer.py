@@ -56,9 +56,7 @@ class Observer:
         self._unaveraged = 0  # steps in a row
         self._averages_itself = False
         self.first_unaveraged = ""  # in words
-        if reports.is_on:
-            module: Any = model.module
-            handle = module.register_load_state_dict_post_hook(self._count_loads())
+        if reports.is_on and (handle := self._count_loads_of(model.module)) is not None:
             weakref.finalize(self, handle.remove).atexit = False
 
     # ---- around forward ----------------------------------------------------------------------
@@ -88,7 +86,7 @@ class Observer:
             self._stepping.append(_Stepping(optimizer))
             self._stepping[-1].last = completed
             self._loads += 1 if optimizer.state else 0
-            optimizer.register_load_state_dict_post_hook(self._count_loads())
+            self._count_loads_of(optimizer)
 
     def optimizers_of(self, since: int = -1) -> list[torch.optim.Optimizer]:
         """Those that stepped when more than ``since`` backwards were completed, in the order of
@@ -169,14 +167,19 @@ class Observer:
         """Whether it steps for a ``DistributedOptimizer``, a few parameters at a time."""
         return self._steps_under_forward and not hasattr(optimizer, "records_steps")
 
-    def _count_loads(self) -> ModuleHook:
+    def _count_loads_of(self, of: Any) -> Any:
+        """The handle of a hook. None where there are no such hooks: of TorchScript, and of an
+        optimizer that does without the constructor of torch's class."""
         me = weakref.ref(self)
 
         def count() -> None:
             if (alive := me()) is not None:
                 alive._loads += 1
 
-        return ModuleHook(count)
+        try:
+            return of.register_load_state_dict_post_hook(ModuleHook(count))
+        except (AttributeError, RuntimeError):
+            return None
 
 
 def _in_words(model: Any, used: list[int]) -> str:

@@ -1,6 +1,7 @@
 """Optimizers, schedulers, checkpoints and evaluation, as careful loops have them."""
 
 import copy
+from collections import OrderedDict
 
 import torch
 from torch import nn
@@ -351,4 +352,37 @@ def gradients_read_and_thrown_away(here):
         optimizer.zero_grad()
         (loss_of(model, here.batch(step)) * (1 + 0 * norm)).backward()
         optimizer.step()
+        yield
+
+
+class Lookahead(torch.optim.Optimizer):
+    """As timm's: it steps another optimizer, and does without the constructor of torch's class."""
+
+    def __init__(self, base):
+        self._optimizer_step_pre_hooks = OrderedDict()
+        self._optimizer_step_post_hooks = OrderedDict()
+        self.base, self.defaults = base, base.defaults
+        self.param_groups, self.state = base.param_groups, base.state
+        self.slow = [p.detach().clone() for group in self.param_groups for p in group["params"]]
+        self.steps = 0
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        loss = self.base.step(closure)
+        self.steps += 1
+        if self.steps % 3 == 0:
+            fast = [p for group in self.param_groups for p in group["params"]]
+            for mine, slow in zip(fast, self.slow, strict=True):
+                slow.lerp_(mine, 0.5)
+                mine.copy_(slow)
+        return loss
+
+
+@right()
+def an_optimizer_around_another(here):
+    """Lookahead, which defines only the hooks that it needs."""
+    model = here.wrap(Net())
+    optimizer = Lookahead(torch.optim.SGD(model.parameters(), lr=0.05))
+    for step in here.steps:
+        update(model, optimizer, here.batch(step))
         yield

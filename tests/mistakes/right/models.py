@@ -195,3 +195,42 @@ def half_precision(here):
         loss.backward()
         optimizer.step()
         yield
+
+
+@right()
+def a_scripted_model(here):
+    """TorchScript, which has no hooks for loading."""
+    yield from train(here, torch.jit.script(Net()))
+
+
+class WithReference(nn.Module):
+    """As peft's ``set_adapter`` does: what is used requires a gradient, and nothing else."""
+
+    def __init__(self):
+        super().__init__()
+        self.own, self.reference = Net(), Net(seed=2)
+        self.use(self.own)
+
+    def use(self, part):
+        self.used = [part]  # in a list, since it is a module already
+        for each in (self.own, self.reference):
+            each.requires_grad_(each is part)
+
+    def forward(self, x):
+        return self.used[0](x)
+
+
+@right()
+def an_adapter_for_references(here):
+    """A forward without gradients, through the wrapper, by what is frozen in training."""
+    net = WithReference()
+    model = here.wrap(net)
+    optimizer = here.trained(torch.optim.SGD(net.own.parameters(), lr=0.05), model)
+    for step in here.steps:
+        x, _ = here.batch(step)
+        net.use(net.reference)
+        with torch.no_grad():
+            wanted = model(x)
+        net.use(net.own)
+        update(model, optimizer, (x, wanted))
+        yield
