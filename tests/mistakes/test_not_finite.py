@@ -487,6 +487,17 @@ def test_buffers_with_infinities_are_silent():
     dpcore.spawn(body, 2, mode="threads")
 
 
+def test_buffers_of_types_without_arithmetic_are_left_alone():
+    def body(comm):
+        net = nn.Linear(3, 2)
+        net.register_buffer("scale", torch.full((4,), math.nan).to(torch.float8_e4m3fn))
+        model = dpcore.DataParallel(net, comm=comm, mistakes="raise")
+        for _ in range(2):
+            model(torch.ones(2, 3)).sum().backward()
+
+    dpcore.spawn(body, 2, mode="threads")
+
+
 def test_the_look_at_buffers():
     from dpcore import _C
 

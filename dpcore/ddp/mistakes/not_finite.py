@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from dpcore.ddp.mistakes.reports import Reports
 
 _KIND = "not finite"
+_TYPES_OF_BUFFERS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _REMEDY = (
     "torch.autograd.set_detect_anomaly(True) names the operation that makes a NaN. To skip such a "
     "step, skip it on all ranks alike, as torch.amp.GradScaler does"
@@ -205,7 +206,7 @@ class FiniteBuffers:
         can_have = {
             name: part
             for name, part in parts.items()
-            if part.is_floating_point() and part.device.type == "cpu"
+            if part.dtype in _TYPES_OF_BUFFERS and part.device.type == "cpu"
         }
         self._names, self._parts = list(can_have), list(can_have.values())
         self._is_new = True
