@@ -4,6 +4,8 @@ import torch
 from torch import nn
 
 import dpcore
+from tests.mistakes.here import Net, loss_of
+from tests.mistakes.running import over_dpcore
 
 
 class Odd(nn.Module):
@@ -42,3 +44,31 @@ def test_each_line_is_read_in_its_turn():
         assert before[0] == after[0]  # that of all reads the first lines
     finally:
         dpcore.finalize()
+
+
+def sam_that_subtracts(here):
+    """Weights are not those of before, by rounding, which is another one on each rank."""
+    model = here.wrap(Net())
+    optimizer = here.optimizer(model)
+    for step in here.steps:
+        optimizer.zero_grad()
+        with model.no_sync():
+            loss_of(model, here.batch(step)).backward()
+        moves = [p.grad * (0.05 / p.grad.norm()) for p in model.parameters()]
+        with torch.no_grad():
+            for parameter, move in zip(model.parameters(), moves, strict=True):
+                parameter.add_(move)
+        optimizer.zero_grad()
+        loss_of(model, here.batch(step)).backward()
+        with torch.no_grad():
+            for parameter, move in zip(model.parameters(), moves, strict=True):
+                parameter.sub_(move)
+        optimizer.step()
+        yield
+
+
+def test_parameters_that_have_moved_since_their_digest():
+    (said,) = over_dpcore({"sam": sam_that_subtracts})["sam"][0]
+    assert "elements, by up to" in said.text
+    assert "now that every rank has changed its own since the optimizer's last step" in said.text
+    assert "as in SAM, put back a copy" in said.text

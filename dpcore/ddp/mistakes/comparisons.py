@@ -29,6 +29,7 @@ class Difference(NamedTuple):
     of_elements: int
     largest: float  # difference of an element
     is_rounding: bool
+    has_moved: bool  # since the optimizer's last step, on all ranks
 
     def in_words(self) -> str:
         more = f" and {self.parameters - 1} more" if self.parameters > 1 else ""
@@ -74,14 +75,15 @@ def odd_ones(values: Sequence[Any]) -> tuple[int, ...]:
 def difference(model: Any) -> Difference | None:
     """Between the ranks' parameters at this moment, or None. All ranks call it."""
     group, parameters = model._model_group, model._parameters_by_number
-    facts = torch.zeros(len(parameters), 3, dtype=torch.float64)
+    facts = torch.zeros(len(parameters) + 1, 3, dtype=torch.float64)
+    facts[-1, 0] = model._reducer.has_changed_since_digest
     for number, parameter in enumerate(parameters):
         mine = parameter.detach()
         of_0 = mine.clone(memory_format=torch.contiguous_format)
         group.broadcast(of_0, 0)
         facts[number] = torch.tensor([*_against(mine, of_0), _checksum(mine)], dtype=torch.float64)
     everywhere = _gathered(model, facts.reshape(-1)).view(group.world_size, -1, 3)
-    differs = (everywhere[:, :, 0] > 0).any(0).nonzero().flatten().tolist()
+    differs = (everywhere[:, :-1, 0] > 0).any(0).nonzero().flatten().tolist()
     if not differs:
         return None
     first = differs[0]
@@ -98,6 +100,7 @@ def difference(model: Any) -> Difference | None:
         parameters[first].numel(),
         float(here[:, 1].max()),
         all(_is_rounding(parameters[n], float(everywhere[:, n, 1].max())) for n in differs),
+        bool((everywhere[:, -1, 0] > 0).all()),
     )
 
 

@@ -139,8 +139,20 @@ def _judge_parameters(
             "parameters differ by rounding",
             f"{where}{differs.in_words()}: as much as processors of different kinds make",
         )
+    elif differs.has_moved:
+        reports.warn("parameters differ", _put_back_inexactly(where, differs))
     else:
         reports.warn("parameters differ", _without_cause(where, differs))
+
+
+def _put_back_inexactly(where: str, differs: Difference) -> str:
+    return (
+        f"{where}{differs.in_words()}, now that every rank has changed its own since the "
+        "optimizer's last step. If that is for one backward, as in SAM, put back a copy of the "
+        "weights: subtraction leaves them different by rounding, which is what was seen after that "
+        "step. Else change them alike, by random numbers with one seed, say. dpcore.check(model, "
+        "optimizer) after a step compares them"
+    )
 
 
 def _without_cause(where: str, differs: Difference) -> str:
