@@ -23,6 +23,7 @@ assert trainer.model_wrapped._reducer.completed == syncs + 3
 torch.manual_seed(0)
 before = GPT2LMHeadModel(config)
 torch.manual_seed(0)
+assert trainer.model_wrapped.find_unused_parameters  # the Trainer's default
 theirs = Trainer(GPT2LMHeadModel(config), options, train_dataset=rows)
 theirs.train()
 theirs.train()
