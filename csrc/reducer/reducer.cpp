@@ -32,9 +32,9 @@ constexpr size_t kMissingInMessage = 8;
   };
   const at::TensorOptions now = gradient.parameter.options();
   const std::string what = gradient.kind.type_equal(now)
-                               ? " was converted and converted back after the model was wrapped, "
-                                 "so this model no longer "
-                                 "hears of its gradients"
+                               ? " was parametrized, or converted and converted back, after the "
+                                 "model was wrapped, so this model no longer hears of its "
+                                 "gradients"
                                : " was " + in_words(gradient.kind) +
                                      " when the model was wrapped, and is " + in_words(now) +
                                      " now";

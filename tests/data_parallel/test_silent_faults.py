@@ -281,7 +281,7 @@ def test_another_type_and_back_raises(there_and_back):
         model(torch.ones(1, 4)).sum().backward()
         with torch.no_grad():
             there_and_back(model)
-        with pytest.raises(dpcore.Error, match=r"\w+ was converted and converted back.*refresh"):
+        with pytest.raises(dpcore.Error, match=r"\w+ was parametrized, or converted.*refresh"):
             model(torch.ones(1, 4))
         model.refresh()
         model.zero_grad()
