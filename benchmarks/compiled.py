@@ -239,11 +239,11 @@ def table_of_compiled(lines: list[dict[str, Any]]) -> str:
         text.append(f"| {_NAMES[line['contender']]} | {' | '.join(cells)} |")
     what = f"{lines[0]['model']}, 2 ranks over {lines[0]['link']}; medians of one run"
     text += ["", source("compiled", lines, "../", what), "", _bound(lines), ""]
-    if ratio := next((r for line in on_host if (r := line.get("backward_ratio"))), None):
+    if ratio := next((o["backward_ratio"] for o in on_host if o["contender"] == "compiled"), None):
         what = (
             "Where there is no link, in the memory of a host, backward of the compiled model takes "
             f"{ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f}) of what it takes "
-            "with all gradients at the end"
+            "with all gradients at the end; medians of one run"
         )
         text += [source("compiled", on_host, "../", what), ""]
     return "\n".join(text)
