@@ -18,7 +18,7 @@ SOURCES := tools/control_layout.cpp $(shell find csrc -name '*.cpp' -o -name '*.
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv build course demo demo-all-reduce docs exercises notebooks hooks test test-quick test-again test-full test-programs conformance conformance-ddp lint types format bench gpu-check compile-matrix cpp-tests wheels wheels-list wheels-matrix release clean FORCE
+.PHONY: help venv build course demo demo-all-reduce docs exercises notebooks hooks test test-quick test-full test-programs conformance conformance-ddp lint types format bench gpu-check compile-matrix cpp-tests wheels wheels-list wheels-matrix release clean FORCE
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' Makefile
@@ -121,9 +121,6 @@ test-quick: build $(STAMPS)/extra-test ## the tests that find most mistakes, in 
 # What sanitizers look at is compiled before tests with deadlines begin.
 test-programs: build
 	@$(PY) -m tests.cpp.programs
-
-test-again: build $(STAMPS)/extra-test $(STAMPS)/extra-frameworks $(STAMPS)/extra-docs $(STAMPS)/timm ## what failed in the last run once more, each test by itself
-	@$(PY) tools/test_again.py
 
 test-full: build $(STAMPS)/extra-test $(STAMPS)/extra-frameworks $(STAMPS)/extra-docs $(STAMPS)/timm .venv-mpich/.stamp test-programs ## the tests with every combination, long
 	DPCORE_TEST_FULL=1 $(PYTEST)

@@ -31,16 +31,6 @@ PRELOAD += [
 # are processes, and programs, have as many threads as they have without tests.
 torch.set_num_threads(1)
 
-EXIT_STATUS = "dpcore/exitstatus"  # in pytest's cache, for tools/test_again.py
-
-
-def _remember(config, status):
-    if hasattr(config, "workerinput"):
-        return  # of xdist: the whole run is another process
-    if (cache := getattr(config, "cache", None)) is not None:
-        cache.set(EXIT_STATUS, status)
-
-
 def pytest_configure(config):
     """The processes of `pytest -n` share a server that forks ranks and programs. Theirs for the
     ranks of `dpcore.spawn` are forked from it as well."""
@@ -54,10 +44,6 @@ def pytest_configure(config):
         multiprocessing.set_executable(python.executable())
 
 
-def pytest_sessionstart(session):
-    _remember(session.config, None)  # a run that crashes leaves this
-
-
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_teardown(item):
     """Names a test after which torch still takes a model's forward for running: models that later
@@ -67,11 +53,6 @@ def pytest_runtest_teardown(item):
     if ddp is not None and ddp.DistributedDataParallel._active_ddp_module is not None:
         ddp.DistributedDataParallel._active_ddp_module = None
         warnings.warn(f"{item.nodeid} has left a model active", stacklevel=1)
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_sessionfinish(session, exitstatus):
-    _remember(session.config, int(exitstatus))
 
 
 @pytest.fixture
