@@ -149,9 +149,9 @@ def _put_back_inexactly(where: str, differs: Difference) -> str:
     return (
         f"{where}{differs.in_words()}, now that every rank has changed its own since the "
         "optimizer's last step. If that is for one backward, as in SAM, put back a copy of the "
-        "weights: subtraction leaves them different by rounding, which is what was seen after that "
-        "step. Else change them alike, by random numbers with one seed, say. dpcore.check(model, "
-        "optimizer) after a step compares them"
+        "weights: subtraction leaves them different by rounding. Otherwise change them alike, by "
+        "random numbers with the same seed, say. dpcore.check(model, optimizer) after a step "
+        "compares them"
     )
 
 
