@@ -31,6 +31,7 @@ PRELOAD += [
 # are processes, and programs, have as many threads as they have without tests.
 torch.set_num_threads(1)
 
+
 def pytest_configure(config):
     """The processes of `pytest -n` share a server that forks ranks and programs. Theirs for the
     ranks of `dpcore.spawn` are forked from it as well."""
