@@ -191,7 +191,7 @@ class LooksAtParametersOnce(dpcore.DataParallel):
 
     def _set_up(self, trained):
         super()._set_up(trained)
-        self._watch.check = lambda: False
+        self._watch.check = lambda learns: False
 
 
 class ComparesShapesOnly(dpcore.DataParallel):
