@@ -156,15 +156,15 @@ def _listen() -> None:
 
 
 def _note(module: nn.Module, name: str, what: Any) -> None:
-    """The hook. It is simple enough to be a part of a graph, which does nothing for a module that
-    the graph makes itself."""
+    """The hook. dynamo can trace it, and nothing of it is left in a graph that registers in a
+    module of its own making."""
     global _registered
     # The names of buffers that are known are looked up before each forward.
     if _MARK in module.__dict__ and name not in module._buffers:
         _registered = True
 
 
-# dynamo skips the files of this package (torch_face/dynamo.py), and code that is of no file not.
+# dynamo skips the files of this package (torch_face/dynamo.py), but traces code that has no file.
 _note.__code__ = _note.__code__.replace(co_filename="<dpcore>")
 
 
