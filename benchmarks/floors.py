@@ -13,6 +13,8 @@ message    one process copies 32 KiB, or 1 MiB, into cells of shared memory, ano
 number     the same two do what "together" does, in turns with the messages of 1 MiB; shown for the
            fastest and the slowest tenth of the messages. Where it is slow with them, for seconds,
            the way between the two processors has become longer
+all_reduce   of two ranks, of tensors of the arena and of others: without dpcore, and dpcore's, in
+           turns, and how far the two processors are apart meanwhile
 """
 
 from __future__ import annotations
@@ -27,9 +29,12 @@ from itertools import repeat
 from pathlib import Path
 from time import perf_counter
 
+from benchmarks.harness import host_floor
 from benchmarks.harness.options import script_parser
 from dpcore.base.processes import end_with_parent
 from dpcore.tools.records import keep, run_facts
+
+ALL_REDUCE_KIB = (64, 256, 1024, 4096, 16384)
 
 Start = Callable[[int], Callable[[], None]]  # of a rank: what it does again and again
 Watched = Callable[[int, int], dict[int, int]]  # of a rank and a world: see numbers()
@@ -223,7 +228,13 @@ def main() -> None:
     for line in lines:
         extremes = "".join(f"{line[name]:16.2f}" for name in ("fast", "slow") if name in line)
         print(f"{line['what']:24}{line['median']:10.2f}{extremes}")
-    keep(options.records, run_facts({}, {"rounds": rounds}), lines)
+    print(f"{'us':24}{'floor':>10}{'dpcore':>10}{'of floor':>10}{'apart':>10}")
+    reduced = host_floor.run([size << 10 for size in ALL_REDUCE_KIB], rounds)
+    for found in reduced:
+        name = f"{found['what'].partition(', ')[2]}, {found['bytes'] >> 10} KiB"
+        columns = "".join(f"{found[one]:10.2f}" for one in ("floor", "dpcore", "of_floor", "apart"))
+        print(f"{name:24}{columns}")
+    keep(options.records, run_facts({}, {"rounds": rounds}), lines + reduced)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from benchmarks.harness import first_screen_tables as first_screen
 from benchmarks.harness import step_tables as steps
 from benchmarks.harness.figures import load
 from benchmarks.harness.gpu_table import table_of_gpu
+from benchmarks.harness.host_floor import table_of_floors
 from benchmarks.harness.mistakes_table import table_of_mistakes
 from benchmarks.harness.simulated_table import figures_of_residuals, table_of_simulated
 from benchmarks.harness.strategies_table import table_of_torch_parallel
@@ -42,6 +43,7 @@ DOCUMENTS: dict[str, dict[str, Callable[[list[dict[str, Any]]], str]]] = {
         "ddp_step": steps.table_of_ddp_step,
         "collectives": collectives.table_of_collectives,
         "memory": steps.table_of_memory,
+        "floors": table_of_floors,
         "noise_cost": steps.table_of_noise_cost,
         "neighbours": steps.table_of_neighbours,
     },

@@ -117,10 +117,11 @@ struct StageLayout {
   size_t pieces = 1;             // of a chunk: one for all ranks, or one for each rank
   bool announces_parts = false;  // uneven all_to_all: the stage begins with what its owner sends
 
-  // Of what is not small. Few bytes are cut finer, so that readers begin early.
+  // Of what is not small. Few bytes are cut finer, so that readers begin early, but not much: a
+  // chunk has two waits.
   size_t quota() const {
     constexpr size_t kFinestChunk = 32768;
-    constexpr size_t kChunksAtLeast = 32;  // filling and reading overlap
+    constexpr size_t kChunksAtLeast = 4;  // filling and reading overlap
     const size_t largest = (kStageBytes - front()) / kStageBuffers;
     const size_t wanted = std::max(kFinestChunk, bytes / kChunksAtLeast);
     return (announces_parts ? largest : std::min(largest, wanted)) / pieces / 64 * 64 / element;
@@ -136,7 +137,7 @@ struct StageLayout {
 // Of two_shot/stage, whose chunks are whole buffers, cut into slices as all of the data would be.
 inline size_t two_shot_quota(size_t bytes, size_t element) {
   constexpr size_t kFinestChunk = 32768;
-  constexpr size_t kChunksAtLeast = 8;  // each has two waits
+  constexpr size_t kChunksAtLeast = 2;  // all ranks fill at once: there is nothing to begin early
   constexpr size_t kLargest = kStageBytes / kStageBuffers;
   return std::clamp(bytes / kChunksAtLeast, kFinestChunk, kLargest) / 64 * 64 / element;
 }

@@ -236,10 +236,18 @@ struct Kernel {
     }
   }
 
-  // Bytes before the first output reaches an aligned vector, or none where it never does.
+  // Bytes before the first output reaches an aligned vector, or none where it never does, or where
+  // another output has: it may be a stage, whose lines are dearer than those of this rank's memory.
   static size_t head(const ReduceJob& job) {
-    const size_t bytes = -reinterpret_cast<uintptr_t>(job.out[0]) % kVectorBytes;
-    return bytes % (sizeof(Stored) * kGroup) == 0 ? bytes : 0;
+    const auto before = [&job](size_t k) {
+      return -reinterpret_cast<uintptr_t>(job.out[k]) % kVectorBytes;
+    };
+    for (size_t k = 1; k < job.n_out; ++k) {
+      if (before(k) == 0) {
+        return 0;
+      }
+    }
+    return before(0) % (sizeof(Stored) * kGroup) == 0 ? before(0) : 0;
   }
 
   static void run(const ReduceJob& job) {
