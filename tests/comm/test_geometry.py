@@ -1,4 +1,4 @@
-"""What needs no rank in C++: pieces, paths, stages, TCP's share, runs, processors, meeting."""
+"""What needs no rank in C++: pieces, paths, stages, shares of TCP, runs, processors, meeting."""
 
 import pytest
 
@@ -21,6 +21,10 @@ def test_when_a_run_sends_and_when_it_asks():
 
 def test_a_thread_leaves_processors():
     programs.run(programs.built("asan/processors"), says="processors: fine")
+
+
+def test_most_copies_go_the_faster_way():
+    programs.run(programs.built("asan/way_to_peers"), says="way: fine")
 
 
 def test_more_connections_than_are_heard_side_by_side():

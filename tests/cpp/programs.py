@@ -17,7 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 STAND_IN = ROOT / "build" / "cpp" / "libfake_nccl.so"  # for NCCL
 PROGRAMS = (
     "asan/stress", "asan/frames", "asan/geometry", "asan/flow", "asan/runs", "asan/handover",
-    "asan/processors", "asan/meeting", "asan/launches", "asan/agreement", "asan/blocks",
+    "asan/processors", "asan/way_to_peers", "asan/meeting", "asan/launches", "asan/agreement",
+    "asan/blocks",
     "tsan/stress", "tsan/frames", "tsan/handover", "tsan/streams", "tsan/barriers", "tsan/blocks",
     "entered/entered", STAND_IN.name,
 )  # fmt: skip

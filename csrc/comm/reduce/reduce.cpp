@@ -9,6 +9,7 @@
 #include "comm/base/error.h"
 #include "comm/reduce/reduce_dispatch.h"
 #include "comm/reduce/reduce_lowering.h"
+#include "comm/reduce/way_to_peers.h"
 
 namespace dpcore {
 namespace {
@@ -19,20 +20,29 @@ constexpr size_t kCacheCopyTo = 256 << 10;
 // Less stays in the first-level caches, four buffers in turns.
 constexpr size_t kPastCachesFrom = 8192;
 
-// Whether memory for others is written past the caches. On AMD a line that another processor has
-// read is slow to write again, once it has left the first-level caches (decision 49).
-bool choose_way_to_peers() {
+// How memory for others is written. measured: the way that was faster until now.
+enum class Stores { ordinary, past_caches, measured };
+
+Stores choose_stores() {
   const char* forced = std::getenv("DPCORE_BYPASS_CACHES");
   const std::string_view wanted = forced == nullptr ? "" : forced;
   if (!wanted.empty() && wanted != "0" && wanted != "1") {
     throw Unsupported("DPCORE_BYPASS_CACHES=" + std::string(wanted) + ": use 0 or 1");
   }
 #if defined(DPCORE_X86_KERNELS)
-  if (wanted.empty()) {
-    return __builtin_cpu_is("amd") != 0;
+  if (wanted.empty() && __builtin_cpu_is("amd") != 0) {
+    return Stores::measured;
   }
 #endif
-  return wanted == "1";
+  return wanted == "1" ? Stores::past_caches : Stores::ordinary;
+}
+
+uint64_t ticks() {
+#if defined(DPCORE_X86_KERNELS)
+  return __builtin_ia32_rdtsc();
+#else
+  return 0;  // nothing is measured
+#endif
 }
 
 const KernelTable& choose_kernels() {
@@ -76,7 +86,7 @@ Entry lower(const KernelTable& kernels, DType dtype, ReduceOp op) {
 
 struct Dispatch {
   const KernelTable& kernels = choose_kernels();
-  const bool bypasses = choose_way_to_peers();
+  const Stores stores = choose_stores();
   Entry entries[kDTypeCount][kReduceOpCount];
 
   Dispatch() {
@@ -209,13 +219,24 @@ void copy_bytes(void* dst, const void* src, size_t n) {
   }
 }
 
-bool bypasses_caches() { return dispatch().bypasses; }
+bool bypasses_caches() { return dispatch().stores != Stores::ordinary; }
 
 void copy_to_peers(void* dst, const void* src, size_t n) {
-  if (n >= kPastCachesFrom && bypasses_caches()) {
-    dispatch().kernels.copy_past_caches(dst, src, n);
-  } else {
+  static WayToPeers measured;
+  const Dispatch& how = dispatch();
+  if (n < kPastCachesFrom || how.stores == Stores::ordinary) {
     copy_bytes(dst, src, n);
+  } else if (how.stores == Stores::past_caches) {
+    how.kernels.copy_past_caches(dst, src, n);
+  } else {
+    const WayToPeers::Way way = measured.next();
+    const uint64_t begin = ticks();
+    if (way == WayToPeers::past_caches) {
+      how.kernels.copy_past_caches(dst, src, n);
+    } else {
+      std::memcpy(dst, src, n);
+    }
+    measured.took(way, ticks() - begin, n);
   }
 }
 
