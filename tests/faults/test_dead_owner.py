@@ -22,7 +22,7 @@ ELEMENTS = 1 << 17  # of a piece; long enough to be read, whatever the collectiv
 def give(comm, collective):
     part, whole = torch.ones(ELEMENTS), torch.ones(ELEMENTS * comm.world_size)
     if collective == "broadcast":
-        comm.broadcast(part, OWNER)
+        comm.broadcast(whole, OWNER)  # more than a stage holds, or its owner is through at once
     elif collective == "scatter":
         comm.scatter(part, whole if comm.rank == OWNER else None, OWNER)
     elif collective == "all_gather":
