@@ -25,7 +25,7 @@ SOURCE = Path(__file__).with_name("host_floor.c")
 PARTS = (32 << 10, 128 << 10, 512 << 10)  # bytes that go through a buffer of the stage at a time
 _STAGE_BYTES = 4 * PARTS[-1]
 _CALL_SECONDS = 5e-3  # about what the calls of a round take
-_BYTES_PER_SECOND = 2e10  # to find out how many those are
+_BYTES_PER_SECOND = 2e10  # of a call, to find out how many those are
 
 Array = np.ndarray[Any, Any]
 Call = Callable[[], object]
@@ -34,7 +34,7 @@ Call = Callable[[], object]
 def compiled(folder: Path) -> Path:
     library = folder / "host_floor.so"
     options = ["-O2", "-march=native", "-shared", "-fPIC"]
-    subprocess.run([os.environ.get("CC", "cc"), *options, "-o", library, SOURCE], check=True)
+    subprocess.run(["cc", *options, "-o", library, SOURCE], check=True)
     return library
 
 
@@ -95,7 +95,7 @@ def measure(comm: Any, folder: str, sizes: Sequence[int], rounds: int) -> list[d
     """On a rank: for each size, and tensors of the arena and others, a line of microseconds.
 
     ``of_floor``: the median of the rounds' quotients of the floor and dpcore; 1: level with it.
-    ``apart_us``: what both ranks take to see a number of each other's, in the same rounds.
+    ``apart``: what both ranks take to see a number of each other's, in the same rounds.
     """
     floor, lines = Floor(comm, Path(folder), max(sizes)), []
     for size in sizes:

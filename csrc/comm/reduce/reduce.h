@@ -46,7 +46,7 @@ void copy_bytes(void* dst, const void* src, size_t n);
 // Into memory that other ranks read next, and out of what another rank has written so.
 void copy_to_peers(void* dst, const void* src, size_t n);
 void copy_from_peer(void* dst, const void* src, size_t n);
-// Whether copy_to_peers() does, on this processor: then a stage is faster than it is elsewhere.
+// Whether copy_to_peers() may, on this processor: then a stage is faster than it is elsewhere.
 bool bypasses_caches();
 
 // The same for a source that another rank wrote last and this rank is going to write next: its
