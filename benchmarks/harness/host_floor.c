@@ -6,6 +6,7 @@
 // ordinary  nobody sees the other's buffer: each copies the other's half into its stage, which both
 //           have mapped, where the other adds its own to it, and copies the result back. A line
 //           of the stage so goes to the other processor and comes back, and is asked for ahead
+#include <sched.h>
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -17,7 +18,8 @@ typedef float Line __attribute__((vector_size(64), aligned(4), may_alias));
 enum {
   kLine = 16,    // floats
   kAhead = 512,  // floats
-  kBuffers = 4   // of a stage
+  kBuffers = 4,  // of a stage
+  kPollsBeforeYield = 2000
 };
 
 // Of a rank: the last part that it has given to the other, and that it has added for both.
@@ -26,9 +28,14 @@ typedef struct {
   _Alignas(128) _Atomic uint64_t added;
 } Progress;
 
+// Where the other process has no processor, it gets this one's.
 static void wait_for(_Atomic uint64_t* number, uint64_t wanted) {
-  while (atomic_load_explicit(number, memory_order_acquire) < wanted) {
-    __builtin_ia32_pause();
+  for (unsigned polls = 1; atomic_load_explicit(number, memory_order_acquire) < wanted; ++polls) {
+    if (polls % kPollsBeforeYield == 0) {
+      sched_yield();
+    } else {
+      __builtin_ia32_pause();
+    }
   }
 }
 
