@@ -166,6 +166,7 @@ def microseconds(
 ) -> list[list[float]]:
     """Of each start the times of its rounds, as rank 0 sees them; the other ranks are forked."""
     children, parent = [], os.getpid()
+    over, still_running = os.pipe()
     for rank in range(1, world):
         child = os.fork()
         if child == 0:
@@ -175,6 +176,8 @@ def microseconds(
             for step in steps * rounds:
                 for _ in repeat(None, iterations):
                     step()
+            os.close(still_running)
+            os.read(over, 1)  # rank 0 may still read this process's memory
             os._exit(0)
         children.append(child)
     steps, times = [start(0) for start in starts], []
@@ -183,8 +186,10 @@ def microseconds(
         for _ in repeat(None, iterations):
             step()
         times.append((perf_counter() - begin) / iterations * 1e6)
+    os.close(still_running)
     for child in children:
         os.waitpid(child, 0)
+    os.close(over)
     return [times[first :: len(starts)] for first in range(len(starts))]
 
 
