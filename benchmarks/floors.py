@@ -236,9 +236,8 @@ def main() -> None:
     print(f"{'us':24}{'floor':>10}{'dpcore':>10}{'of floor':>10}{'apart':>10}")
     reduced = host_floor.run([size << 10 for size in ALL_REDUCE_KIB], rounds)
     for found in reduced:
-        name = f"{found['what'].partition(', ')[2]}, {found['bytes'] >> 10} KiB"
         columns = "".join(f"{found[one]:10.2f}" for one in ("floor", "dpcore", "of_floor", "apart"))
-        print(f"{name:24}{columns}")
+        print(f"{host_floor.name_of(found):24}{columns}")
     keep(options.records, run_facts({}, {"rounds": rounds}), lines + reduced)
 
 

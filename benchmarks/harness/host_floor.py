@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 
 import dpcore as dp
-from benchmarks.harness.figures import source
+from benchmarks.harness.figures import source, time_text
+from dpcore.tools.sizes import size_text
 
 SOURCE = Path(__file__).with_name("host_floor.c")
 PARTS = (32 << 10, 128 << 10, 512 << 10)  # bytes that go through a buffer of the stage at a time
@@ -143,6 +144,10 @@ def run(sizes: Sequence[int], rounds: int) -> list[dict[str, Any]]:
         return lines
 
 
+def name_of(line: dict[str, Any]) -> str:
+    return f"{line['what'].removeprefix('all_reduce, ')}, {size_text(line['bytes'])}"
+
+
 def table_of_floors(records: list[dict[str, Any]]) -> str:
     """A row for each size and kind of memory, from the runs in which the two processors were
     nearest and farthest."""
@@ -156,13 +161,11 @@ def table_of_floors(records: list[dict[str, Any]]) -> str:
     lines = ["| all-reduce of 2 ranks | " + " | ".join(heads) + " |"]
     lines += ["|---|" + "---:|" * len(heads)]
     for row in zip(*shown, strict=True):
-        kind, size = row[0]["what"].partition(", ")[2], row[0]["bytes"] >> 10
-        cells = [
-            f"{cell['floor']:.1f} µs | {cell['dpcore']:.1f} µs ({cell['of_floor']:.2f})"
-            for cell in row
-        ]
-        named = f"{size >> 10} MiB" if size >= 1 << 10 else f"{size} KiB"
-        lines.append(f"| {kind}, {named} | " + " | ".join(cells) + " |")
+        cells = [name_of(row[0])]
+        for cell in row:
+            floor, ours = (time_text(cell[name] * 1e-6) for name in ("floor", "dpcore"))
+            cells += [floor, f"{ours} ({cell['of_floor']:.2f})"]
+        lines.append("| " + " | ".join(cells) + " |")
     used = [record for run in shown for record in run]
     lines += ["", source("floors", used, "../", "Medians of one run each,")]
     return "\n".join(lines) + "\n"
