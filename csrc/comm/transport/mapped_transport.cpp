@@ -124,9 +124,18 @@ size_t MappedTransport::pull(int peer, const Message& message, size_t from, cons
     if (group_.endpoint().oversubscribed()) {
       group_.endpoint().record_processor();  // for the peer's next message
     }
-    group_.ring(peer);
+    tell_of_room(peer, *box, first);
   }
   return from;
+}
+
+// The sender sleeps for room only if it saw no empty cell. A ring for nothing costs both ranks a
+// call of the kernel, and the sender a turn on its processor.
+void MappedTransport::tell_of_room(int peer, const Mailbox& box, uint64_t taken_before) {
+  Doorbell::fence_before_poll();
+  if (box.written.load(std::memory_order_relaxed) - taken_before >= kCells) {
+    group_.ring(peer);
+  }
 }
 
 bool MappedTransport::set_aside_unexpected() {
@@ -144,7 +153,7 @@ bool MappedTransport::set_aside_unexpected() {
     aside_[peer][cell.tag].push_back(
         {cell.total, cell.content, cell.offset, cell.due_ns, {cell.data, cell.data + cell.bytes}});
     box->taken.store(taken + 1, std::memory_order_release);
-    group_.ring(peer);
+    tell_of_room(peer, *box, taken);
     moved = true;
   }
   return moved;

@@ -43,6 +43,7 @@ class MappedTransport : public Transport {
 
   Mailbox* outgoing(int peer);
   Mailbox* incoming(int peer);
+  void tell_of_room(int peer, const Mailbox& box, uint64_t taken_before);
 
   Group& group_;
   std::vector<Mailbox*> outgoing_;
