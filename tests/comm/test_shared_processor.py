@@ -1,4 +1,5 @@
-"""Ranks that other load has driven onto one processor: whoever waits lets the other one run."""
+"""Ranks that other load has driven onto one processor: whoever waits lets the other one run. And
+beside a program that computes, the thread that drives operations need not wait for its turn."""
 
 import contextlib
 import ctypes
@@ -6,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -78,3 +80,32 @@ def test_ranks_that_meet_again_and_again_on_one_processor_part():
         (count, stays), (_, goes) = dpcore.spawn(all_reduces_until_apart, 2)
     assert count < COUNT
     assert (stays, goes) == ({min(PROCESSORS)}, PROCESSORS)
+
+
+SCHED_GETATTR = 315 if os.uname().machine == "x86_64" else 275
+
+
+def turns_of_progress_threads(comm):
+    """Nanoseconds, of each thread of this process with the name."""
+    work = comm.all_reduce(torch.zeros(1 << 20), async_op=True)
+    named = [
+        int(thread)
+        for thread in os.listdir("/proc/self/task")
+        if Path(f"/proc/self/task/{thread}/comm").read_text() == "dpcore-progress\n"
+    ]
+    attributes = (ctypes.c_uint64 * 7)()  # sched_attr of the kernel: the fourth is the runtime
+    found = []
+    for thread in named:
+        arguments = (SCHED_GETATTR, thread, attributes, ctypes.sizeof(attributes), 0)
+        assert ctypes.CDLL(None).syscall(*arguments) == 0
+        found.append(attributes[3])
+    work.wait()
+    return found
+
+
+def test_the_progress_thread_takes_short_turns():
+    """Where Linux knows them."""
+    release = tuple(int(part) for part in os.uname().release.split(".")[:2])
+    for turns in dpcore.spawn(turns_of_progress_threads, 2, link="1gbit"):
+        assert len(turns) == 1
+        assert (turns[0] == 100_000) == (release >= (6, 12))

@@ -11,6 +11,7 @@
 
 #include "comm/base/clock.h"
 #include "comm/base/error.h"
+#include "comm/base/processors.h"
 #include "comm/base/spin_lock.h"
 #include "comm/base/thread.h"
 
@@ -470,6 +471,7 @@ void Engine::wake_progress_thread() {
 
 void Engine::progress_loop() {
   pthread_setname_np(pthread_self(), "dpcore-progress");  // for traces, top and gdb
+  wake_promptly();
   while (!stopping_.load(std::memory_order_relaxed)) {
     const bool nothing_to_do = background_.load(std::memory_order_seq_cst) == 0;
     if (nothing_to_do || waiters_.load(std::memory_order_seq_cst) > 0) {
