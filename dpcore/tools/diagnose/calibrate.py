@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import json
 import os
 import resource
@@ -39,10 +40,11 @@ _TIMEOUT_SECONDS = 60.0
 _NEAR, _FAR = 1e-6, 1e-3  # latencies of emulated links: less than a thread's sleep, and more
 _SEGMENT = 64 << 10  # of a message in memory that ranks share
 _CHUNKS = 16  # as many messages as fit a mailbox
+_SET_TIMER_SLACK = 29  # PR_SET_TIMERSLACK; 0 is the default
 _NAP_SECONDS = 1e-3  # about what a driving thread waits for a message
-_UPDATES = 8  # parameters of 1 MiB
+_UPDATES = 8  # parameters of 64 KiB, which stay in a cache
 _DRIVEN = 16  # operations of 1 MiB at a time
-_DRIVEN_OVER = "1gbit,50us"  # where a message takes longer than a thread is awake
+_DRIVEN_OVER = "4gbit,50us"  # where a message takes longer than a thread is awake
 _PAUSE_SECONDS = 0.3  # longer than Linux keeps the window of a silent connection on a short link
 
 
@@ -222,10 +224,10 @@ def _in_memory(comm: Communicator, seconds: float) -> dict[str, float]:
 
 
 def _busy_wake(seconds: float) -> float:
-    """Seconds that a thread which slept waits for a core, in the mean, while another process
-    computes on each."""
+    """Seconds until a thread that slept as the core's do runs, in the mean, while another process
+    computes on each core."""
     late: list[float] = []
-    with _busy(os.cpu_count() or 1):
+    with _busy(os.cpu_count() or 1), _precise_sleep():
         ends_at = time.perf_counter() + max(1.0, seconds)
         while time.perf_counter() < ends_at:
             begin = time.perf_counter()
@@ -234,51 +236,75 @@ def _busy_wake(seconds: float) -> float:
     return sum(late) / len(late)
 
 
+@contextlib.contextmanager
+def _precise_sleep() -> Iterator[None]:
+    """By default Linux may add 50 us to every sleep of a thread."""
+    prctl = ctypes.CDLL(None).prctl
+    prctl(_SET_TIMER_SLACK, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        prctl(_SET_TIMER_SLACK, 0, 0, 0, 0)
+
+
 def _woken(
     on_two: Callable[..., Any], seconds: float, message: float, costs: dict[str, float]
 ) -> float:
-    """Seconds of a core, each time that a thread which drives operations has slept, beyond its
-    messages and bytes, while something computes on each."""
+    """Seconds of a core, each time that a thread which drives operations goes to sleep and wakes up
+    again, beyond its messages and bytes, while something computes on each: its own, and what the
+    program takes longer that it interrupts. It sleeps between a message and the next one."""
     with _busy((os.cpu_count() or 1) - 2):
-        took, wakes = on_two(
-            lambda comm: _driven(comm, seconds), transport="shm", link=_DRIVEN_OVER
-        )
+        took = on_two(lambda comm: _driven(comm, seconds), transport="shm", link=_DRIVEN_OVER)
     # Of two ranks, each sends and takes all bytes, adds one half and puts the other in place.
     nbytes = _DRIVEN << 20
+    messages = nbytes / _SEGMENT
     per_byte = costs["copied_byte"] * 1.5 + costs["reduced_byte"] * 0.5
-    beyond = max(0.0, took - 2 * nbytes / _SEGMENT * message - nbytes * per_byte)
-    return float(beyond / max(1.0, wakes))
+    return float(max(0.0, took - 2 * messages * message - nbytes * per_byte) / messages)
 
 
-def _driven(comm: Communicator, seconds: float) -> list[float]:
-    """Of the thread that drives operations beside a program that computes, in the mean of some
-    rounds: seconds of a core, and how often it woke up."""
+def _driven(comm: Communicator, seconds: float) -> float:
+    """What operations beside a program that computes take of a core, in the middle of some rounds:
+    the thread that drives them, and what the program needs more than by itself."""
     import numpy as np
 
-    one, other = (np.zeros(1 << 16, dtype=np.float32) for _ in range(2))
+    one, other = (np.zeros(1 << 11, dtype=np.float32) for _ in range(2))
     tensors = [comm.empty(1 << 18) for _ in range(_DRIVEN)]
 
-    def elsewhere() -> np.ndarray[Any, Any]:
-        whole, own = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_THREAD))
-        return np.array([
-            whole.ru_utime + whole.ru_stime - own.ru_utime - own.ru_stime,
-            whole.ru_nvcsw - own.ru_nvcsw,
-        ])  # fmt: skip
+    def computed(goes_on: Callable[[], bool]) -> tuple[int, float]:
+        calls, begin = 0, time.thread_time()
+        while goes_on():
+            np.multiply(one, other, out=one)
+            calls += 1
+        return calls, time.thread_time() - begin
 
-    found: list[np.ndarray[Any, Any]] = []
-    ends_at = time.perf_counter() + max(1.0, 2 * seconds)
-    goes_on = np.ones(1)
-    while goes_on[0]:
+    def elsewhere() -> float:
+        whole, own = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_THREAD))
+        return whole.ru_utime + whole.ru_stime - own.ru_utime - own.ru_stime
+
+    def driven() -> float:
         comm.barrier()
         before = elsewhere()
         works = [comm.all_reduce(tensor, async_op=True) for tensor in tensors]
-        while not all(work.is_completed() for work in works):
-            np.multiply(one, other, out=one)
-        found.append(elsewhere() - before)
+        calls, beside = computed(lambda: not works[-1].is_completed())
+        for work in works:
+            work.wait()
+        took = elsewhere() - before
+        comm.barrier()
+        left = iter(range(calls))
+        _, alone = computed(lambda: next(left, None) is not None and works[-1].is_completed())
+        return took + beside - alone
+
+    found: list[float] = []
+    ends_at = time.perf_counter() + max(1.0, 2 * seconds)
+    goes_on = np.ones(1)
+    while goes_on[0]:
+        found.append(driven())
         goes_on[0] = time.perf_counter() < ends_at
         comm.broadcast(goes_on, 0)
     rounds = found[1:] or found  # the first one warms up
-    return [float(mean) for mean in np.mean(rounds, axis=0)]
+    middle = np.array([sorted(rounds)[len(rounds) // 2]])
+    comm.all_reduce(middle)
+    return float(middle[0]) / comm.world_size
 
 
 @contextlib.contextmanager
@@ -314,8 +340,8 @@ def _update_call(comm: Communicator, seconds: float) -> float:
     except ImportError:
         return 0.0
     torch.set_num_threads(1)
-    parameters = [torch.nn.Parameter(torch.zeros(1 << 18)) for _ in range(_UPDATES)]
-    gradients = [torch.ones(1 << 18) for _ in parameters]
+    parameters = [torch.nn.Parameter(torch.zeros(1 << 14)) for _ in range(_UPDATES)]
+    gradients = [torch.ones(1 << 14) for _ in parameters]
     optimizer = torch.optim.AdamW(parameters)
 
     def step(chosen: range) -> float:

@@ -1,10 +1,11 @@
 """Processors: what computation and communication cost them, and how threads share their cores.
 
 Each rank has a program thread, which computes, and one thread at a time that drives its operations:
-the progress thread, or the program's own while it waits. The threads of a host that want a core
-share its cores evenly, as equal threads do under Linux. A driving thread without work sleeps, and
-takes ``wake`` to run again. While computation has all cores, it then waits until one of them is
-free, or until Linux takes one away for it, after ``busy_wake``; that takes ``woken`` of the core.
+the progress thread, or the program's own while it waits. Driving threads sleep often and work
+briefly, so Linux gives them a core before programs, which share what is left evenly. A driving
+thread without work sleeps, and takes ``wake`` to run again. While computation has all cores, it
+waits until one of them is free, or until Linux takes one away for it, ``busy_wake`` after it was
+woken; and to go to sleep again then takes ``woken`` of the core, before what came meanwhile.
 
 What they cost is in a file of ``dpcore calibrate``, of this machine or of the one whose job is
 predicted:
@@ -46,8 +47,9 @@ class Processors:
     ``reduced_byte``: to copy a byte, to add one to a sum, while all ranks do so. ``fused_byte``: to
     add a peer's byte and to write the sum to the peer, in shared memory. ``tcp_byte``: to give the
     kernel a byte, or to take it. ``wake``: until a thread that slept runs; ``busy_wake``: on cores
-    that all compute; ``woken``: what that takes of a core then, beside the thread's work, and what
-    it takes to wake up for each frame where priorities keep the kernel's queue short.
+    that all compute; ``woken``: what sleeping and waking up take of a core then, beside the
+    thread's work and with what the program loses, and what it takes to wake up for each frame where
+    priorities keep the kernel's queue short.
     ``update_call``: a call of the optimizer, beside its share of the parameters. ``costs``: by
     which ``auto`` chooses.
     """
@@ -94,79 +96,113 @@ class Processors:
         return self == Processors(self.cores, self.ranks, costs=self.costs)
 
 
-class _Host:
-    """Threads that share cores. Each of them runs at the same rate, so one clock of work done,
-    which goes at that rate, says when each is through."""
+class _Equals:
+    """Threads that run at the same rate, so one clock of work done, which goes at that rate, says
+    when each is through."""
 
-    def __init__(self, cores: float, at: At) -> None:
-        self._cores = cores
+    def __init__(self, at: At) -> None:
         self._at = at
         self._running: list[tuple[float, int, Act]] = []  # a heap, by the clock at the end
         self._order = count()
         self._clock = 0.0
         self._since = 0.0  # the moment of the clock
+        self._rate = 1.0
         self._changes = 0
-        self._computing = 0  # programs
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def add(self, seconds: float, act: Act) -> None:
+        """At the moment of the clock; ``go_on`` before, and ``plan`` after that."""
+        heapq.heappush(self._running, (self._clock + seconds, next(self._order), act))
+
+    def go_on(self, now: float) -> None:
+        if self._running:
+            self._clock += (now - self._since) * self._rate
+        self._since = now
+
+    def plan(self, rate: float, now: float, end: Act) -> None:
+        """From now on at this rate: ``end`` is called when the first one is through."""
+        self._rate = rate
+        self._changes += 1
+        change = self._changes
+        if not self._running or not rate:
+            return
+
+        def is_due(moment: float) -> None:
+            if change == self._changes:  # or threads have come since, or are through
+                end(moment)
+
+        self._at(now + max(0.0, self._running[0][0] - self._clock) / rate, is_due)
+
+    def pop(self) -> Act:
+        clock, _, act = heapq.heappop(self._running)
+        self._clock = max(self._clock, clock)
+        return act
+
+
+class _Host:
+    """Threads that share cores. Those that drive operations have slept, and so get a core before
+    programs, which get what is left; equals share evenly, as under Linux."""
+
+    def __init__(self, cores: float, at: At) -> None:
+        self._cores = cores
+        self._at = at
+        self._drivers, self._programs = _Equals(at), _Equals(at)
         self._awake: deque[list[Act]] = deque()  # drivers that have no core; empty: it has one
 
-    def run(self, seconds: float, now: float, act: Act) -> None:
-        """A thread wants a core for so long."""
-        self._go_on(now)
-        heapq.heappush(self._running, (self._clock + seconds, next(self._order), act))
-        self._plan(now)
+    def drive(self, seconds: float, now: float, act: Act) -> None:
+        """A driver wants a core for so long."""
+        self._run(self._drivers, seconds, now, act)
 
     def compute(self, seconds: float, now: float, act: Act) -> None:
         """A program wants a core for so long, and may compute on in ``act``."""
-        self._computing += 1
 
         def is_through(moment: float) -> None:
-            self._computing -= 1
             act(moment)
-            while self._awake and self._computing < self._cores:
+            while self._awake and not self.is_full():
                 self._give_core(self._awake.popleft(), moment)
 
-        self.run(seconds, now, is_through)
+        self._run(self._programs, seconds, now, is_through)
 
-    def get_core(self, patience: float, price: float, now: float, act: Act) -> None:
+    def get_core(self, patience: float, now: float, act: Act) -> None:
         """A driver is awake and wants one that no program computes on. After its ``patience`` it
-        takes one away, which has its ``price``."""
-        if not patience or self._computing < self._cores or not self._cores:
+        takes one away."""
+        if patience <= 0 or not self.is_full():
             act(now)
             return
         waiting = [act]
         self._awake.append(waiting)
-
-        def take(moment: float) -> None:
-            if waiting:
-                self.run(price, moment, waiting.pop())
-
-        self._at(now + patience, take)
+        self._at(now + patience, partial(self._give_core, waiting))
 
     @staticmethod
     def _give_core(waiting: list[Act], now: float) -> None:
         if waiting:
             waiting.pop()(now)
 
-    def _rate(self) -> float:
-        return min(1.0, self._cores / len(self._running)) if self._cores else 1.0
+    def is_full(self) -> bool:
+        """Whether programs compute on all cores."""
+        return bool(self._cores) and len(self._programs) >= self._cores
+
+    def _run(self, threads: _Equals, seconds: float, now: float, act: Act) -> None:
+        self._go_on(now)
+        threads.add(seconds, act)
+        self._plan(now)
 
     def _go_on(self, now: float) -> None:
-        if self._running:
-            self._clock += (now - self._since) * self._rate()
-        self._since = now
+        self._drivers.go_on(now)
+        self._programs.go_on(now)
 
     def _plan(self, now: float) -> None:
-        self._changes += 1
-        if self._running:
-            left = max(0.0, self._running[0][0] - self._clock)
-            self._at(now + left / self._rate(), partial(self._end, self._changes))
+        left = self._cores or float("inf")
+        for threads in (self._drivers, self._programs):
+            rate = min(1.0, max(0.0, left) / len(threads)) if len(threads) else 1.0
+            left -= len(threads)
+            threads.plan(rate, now, partial(self._end, threads))
 
-    def _end(self, change: int, now: float) -> None:
-        if change != self._changes:
-            return  # threads have come since, or are through
+    def _end(self, threads: _Equals, now: float) -> None:
         self._go_on(now)
-        clock, _, act = heapq.heappop(self._running)
-        self._clock = max(self._clock, clock)
+        act = threads.pop()
         self._plan(now)
         act(now)
 
@@ -177,6 +213,7 @@ class _Driver:
 
     todo: list[tuple[int, int, float, Act]]
     is_awake: bool = False
+    has_worked: bool = False  # since it last went to sleep
 
 
 class Threads:
@@ -219,21 +256,28 @@ class Threads:
                 self._at(now, run)
             else:
                 costs = self._processors
-                get = partial(self._host_of[rank].get_core, costs.busy_wake, costs.woken, act=run)
+                patience = costs.busy_wake - costs.wake
+                get = partial(self._host_of[rank].get_core, patience, act=run)
                 self._at(now + costs.wake, get)
 
     def _next(self, rank: int, now: float) -> None:
-        driver = self._drivers[rank]
+        driver, host = self._drivers[rank], self._host_of[rank]
         if not driver.todo:
-            driver.is_awake = False
+            price = self._processors.woken
+            if driver.has_worked and price and host.is_full():
+                driver.has_worked = False
+                host.drive(price, now, partial(self._next, rank))
+            else:
+                driver.is_awake = False
             return
+        driver.has_worked = True
         _, _, seconds, act = heapq.heappop(driver.todo)
 
         def is_through(moment: float) -> None:
             act(moment)
             self._at(moment, partial(self._next, rank))
 
-        self._host_of[rank].run(seconds, now, is_through)
+        host.drive(seconds, now, is_through)
 
 
 # ---- a file of dpcore calibrate ------------------------------------------------------------------
