@@ -107,7 +107,7 @@ def test_links_hide_what_is_cheaper_than_they_are():
 
 
 def test_computing_beside_an_operation_takes_longer():
-    """On one core; the operation takes it for as long as it works, at once."""
+    """On one core; the operation takes it for as long as it works."""
     work = COSTS.fused_byte
     processors = Processors(**{**vars(COSTS), "cores": 1, "ranks": 1})
     network = Network(2, Links.memory(), "auto", processors)
@@ -117,15 +117,15 @@ def test_computing_beside_an_operation_takes_longer():
     operation = NetworkOperation(80 * MB, [0.01, 0.01])
     network.run([operation])
     assert ends == pytest.approx([0.1 + 40 * MB * work] * 2, rel=1e-3)
-    assert operation.finished[0] == pytest.approx(0.01 + 40 * MB * work, rel=0.01)
+    assert operation.finished[0] == pytest.approx(0.01 + 2 * 40 * MB * work, rel=0.01)
 
 
 def test_a_driver_that_wakes_waits_for_a_core_that_computes():
     """Until the computation is over, or Linux takes a core away from it; and not for one that is
-    free. To go to sleep beside it has its price, which what comes meanwhile waits for."""
+    free."""
 
-    def ends(cores, computes, busy_wake=5e-3, woken=0.0):
-        found = {"cores": cores, "busy_wake": busy_wake, "woken": woken, "ranks": 2}
+    def ends(cores, computes, busy_wake=5e-3):
+        found = {"cores": cores, "busy_wake": busy_wake, "ranks": 2}
         processors = Processors(**vars(COSTS) | found)
         network = Network(2, Links.memory(), "auto", processors)
         for rank in range(2):
@@ -138,10 +138,28 @@ def test_a_driver_that_wakes_waits_for_a_core_that_computes():
     alone = ends(4, 0.1)
     assert alone == pytest.approx(2 * 10e-6, rel=0.2)  # it wakes up to enter, and to begin
     assert ends(2, 0.1) == pytest.approx(2 * 5e-3, rel=0.02)
-    assert ends(2, 0.1, woken=1e-3) == pytest.approx(5e-3 + 1e-3, rel=0.02)
-    assert ends(4, 0.1, woken=1e-3) == alone
     assert ends(2, 0.1, busy_wake=0.0) == pytest.approx(alone, rel=0.2)
     assert ends(2, 2e-3) == pytest.approx(alone + 2e-3, rel=0.02)
+
+
+def test_a_driver_that_sleeps_beside_computation_takes_a_price_from_it():
+    """For each message, or for as long as there is one after another without a pause."""
+
+    def ends(gbit, woken, cores=2):
+        found = {"cores": cores, "woken": woken, "ranks": 2}
+        network = Network(2, Links.of(Speed(gbit * 1.25e8, 50e-6)), processors=Processors(**found))
+        computed = []
+        for rank in range(2):
+            begin = partial(network.compute, rank, 0.1, act=computed.append)
+            network.at(0.0, begin)
+        network.run([NetworkOperation(4 * MB, [0.0] * 2)])
+        return max(computed)
+
+    messages = 4 * MB / (64 << 10)
+    assert ends(1, woken=1e-5) == pytest.approx(0.1 + messages * 1e-5, abs=4e-5)
+    assert ends(1, woken=1e-5, cores=4) == 0.1
+    transfer = 4 * MB / 1.25e10
+    assert 0 < ends(100, woken=5e-5) - 0.1 - transfer < 2 * 5e-5
 
 
 def test_an_urgent_operation_overtakes_between_two_segments():

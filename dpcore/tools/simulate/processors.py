@@ -1,11 +1,12 @@
 """Processors: what computation and communication cost them, and how threads share their cores.
 
 Each rank has a program thread, which computes, and one thread at a time that drives its operations:
-the progress thread, or the program's own while it waits. Driving threads sleep often and work
-briefly, so Linux gives them a core before programs, which share what is left evenly. A driving
-thread without work sleeps, and takes ``wake`` to run again. While computation has all cores, it
-waits until one of them is free, or until Linux takes one away for it, ``busy_wake`` after it was
-woken; and to go to sleep again then takes ``woken`` of the core, before what came meanwhile.
+the progress thread, or the program's own while it waits. The threads of a host that want a core
+share its cores evenly, as equal threads do under Linux. A driving thread without work sleeps, and
+takes ``wake`` to run again. While computation has all cores, it waits until one of them is free, or
+until Linux takes one away for it, ``busy_wake`` after it was woken. To sleep beside computation
+takes ``woken`` of a core each time, but no more than all of one; what comes meanwhile need not
+wait for that.
 
 What they cost is in a file of ``dpcore calibrate``, of this machine or of the one whose job is
 predicted:
@@ -96,74 +97,38 @@ class Processors:
         return self == Processors(self.cores, self.ranks, costs=self.costs)
 
 
-class _Equals:
-    """Threads that run at the same rate, so one clock of work done, which goes at that rate, says
-    when each is through."""
+class _Host:
+    """Threads that share cores. Each of them runs at the same rate, so one clock of work done,
+    which goes at that rate, says when each is through."""
 
-    def __init__(self, at: At) -> None:
+    def __init__(self, cores: float, at: At) -> None:
+        self._cores = cores
         self._at = at
         self._running: list[tuple[float, int, Act]] = []  # a heap, by the clock at the end
         self._order = count()
         self._clock = 0.0
         self._since = 0.0  # the moment of the clock
-        self._rate = 1.0
         self._changes = 0
-
-    def __len__(self) -> int:
-        return len(self._running)
-
-    def add(self, seconds: float, act: Act) -> None:
-        """At the moment of the clock; ``go_on`` before, and ``plan`` after that."""
-        heapq.heappush(self._running, (self._clock + seconds, next(self._order), act))
-
-    def go_on(self, now: float) -> None:
-        if self._running:
-            self._clock += (now - self._since) * self._rate
-        self._since = now
-
-    def plan(self, rate: float, now: float, end: Act) -> None:
-        """From now on at this rate: ``end`` is called when the first one is through."""
-        self._rate = rate
-        self._changes += 1
-        change = self._changes
-        if not self._running or not rate:
-            return
-
-        def is_due(moment: float) -> None:
-            if change == self._changes:  # or threads have come since, or are through
-                end(moment)
-
-        self._at(now + max(0.0, self._running[0][0] - self._clock) / rate, is_due)
-
-    def pop(self) -> Act:
-        clock, _, act = heapq.heappop(self._running)
-        self._clock = max(self._clock, clock)
-        return act
-
-
-class _Host:
-    """Threads that share cores. Those that drive operations have slept, and so get a core before
-    programs, which get what is left; equals share evenly, as under Linux."""
-
-    def __init__(self, cores: float, at: At) -> None:
-        self._cores = cores
-        self._at = at
-        self._drivers, self._programs = _Equals(at), _Equals(at)
+        self._computing = 0  # programs
         self._awake: deque[list[Act]] = deque()  # drivers that have no core; empty: it has one
 
-    def drive(self, seconds: float, now: float, act: Act) -> None:
-        """A driver wants a core for so long."""
-        self._run(self._drivers, seconds, now, act)
+    def run(self, seconds: float, now: float, act: Act) -> None:
+        """A thread wants a core for so long."""
+        self._go_on(now)
+        heapq.heappush(self._running, (self._clock + seconds, next(self._order), act))
+        self._plan(now)
 
     def compute(self, seconds: float, now: float, act: Act) -> None:
         """A program wants a core for so long, and may compute on in ``act``."""
+        self._computing += 1
 
         def is_through(moment: float) -> None:
+            self._computing -= 1
             act(moment)
             while self._awake and not self.is_full():
                 self._give_core(self._awake.popleft(), moment)
 
-        self._run(self._programs, seconds, now, is_through)
+        self.run(seconds, now, is_through)
 
     def get_core(self, patience: float, now: float, act: Act) -> None:
         """A driver is awake and wants one that no program computes on. After its ``patience`` it
@@ -175,34 +140,35 @@ class _Host:
         self._awake.append(waiting)
         self._at(now + patience, partial(self._give_core, waiting))
 
+    def is_full(self) -> bool:
+        """Whether programs compute on all cores."""
+        return 0 < self._cores <= self._computing
+
     @staticmethod
     def _give_core(waiting: list[Act], now: float) -> None:
         if waiting:
             waiting.pop()(now)
 
-    def is_full(self) -> bool:
-        """Whether programs compute on all cores."""
-        return bool(self._cores) and len(self._programs) >= self._cores
-
-    def _run(self, threads: _Equals, seconds: float, now: float, act: Act) -> None:
-        self._go_on(now)
-        threads.add(seconds, act)
-        self._plan(now)
+    def _rate(self) -> float:
+        return min(1.0, self._cores / len(self._running)) if self._cores else 1.0
 
     def _go_on(self, now: float) -> None:
-        self._drivers.go_on(now)
-        self._programs.go_on(now)
+        if self._running:
+            self._clock += (now - self._since) * self._rate()
+        self._since = now
 
     def _plan(self, now: float) -> None:
-        left = self._cores or float("inf")
-        for threads in (self._drivers, self._programs):
-            rate = min(1.0, max(0.0, left) / len(threads)) if len(threads) else 1.0
-            left -= len(threads)
-            threads.plan(rate, now, partial(self._end, threads))
+        self._changes += 1
+        if self._running:
+            left = max(0.0, self._running[0][0] - self._clock)
+            self._at(now + left / self._rate(), partial(self._end, self._changes))
 
-    def _end(self, threads: _Equals, now: float) -> None:
+    def _end(self, change: int, now: float) -> None:
+        if change != self._changes:
+            return  # threads have come since, or are through
         self._go_on(now)
-        act = threads.pop()
+        clock, _, act = heapq.heappop(self._running)
+        self._clock = max(self._clock, clock)
         self._plan(now)
         act(now)
 
@@ -213,7 +179,7 @@ class _Driver:
 
     todo: list[tuple[int, int, float, Act]]
     is_awake: bool = False
-    has_worked: bool = False  # since it last went to sleep
+    sleeps_again: float = 0.0  # when it may at the earliest: what that takes has passed
 
 
 class Threads:
@@ -263,21 +229,19 @@ class Threads:
     def _next(self, rank: int, now: float) -> None:
         driver, host = self._drivers[rank], self._host_of[rank]
         if not driver.todo:
+            driver.is_awake = False
             price = self._processors.woken
-            if driver.has_worked and price and host.is_full():
-                driver.has_worked = False
-                host.drive(price, now, partial(self._next, rank))
-            else:
-                driver.is_awake = False
+            if price and host.is_full() and now >= driver.sleeps_again:
+                driver.sleeps_again = now + price
+                host.run(price, now, lambda _: None)
             return
-        driver.has_worked = True
         _, _, seconds, act = heapq.heappop(driver.todo)
 
         def is_through(moment: float) -> None:
             act(moment)
             self._at(moment, partial(self._next, rank))
 
-        host.drive(seconds, now, is_through)
+        host.run(seconds, now, is_through)
 
 
 # ---- a file of dpcore calibrate ------------------------------------------------------------------
