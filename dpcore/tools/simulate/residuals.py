@@ -15,21 +15,21 @@ from dataclasses import replace
 from dpcore.tools.simulate.processors import Processors
 
 # <!-- figures: residuals -->
-WITHIN = -0.053, -0.004
-ACROSS = -0.106, 0.016
+WITHIN = -0.031, -0.001
+ACROSS = -0.060, 0.008
 CALIBRATIONS = {
-    "operation": 0.68,
-    "memory_operation": 0.25,
-    "message": 1.00,
-    "tcp_message": 0.18,
-    "copied_byte": 0.06,
-    "reduced_byte": 0.05,
-    "fused_byte": 0.02,
-    "tcp_byte": 0.23,
-    "wake": 0.37,
-    "busy_wake": 0.02,
-    "woken": 0.01,
-    "update_call": 0.46,
+    "operation": 0.13,
+    "memory_operation": 0.01,
+    "message": 0.10,
+    "tcp_message": 0.05,
+    "copied_byte": 0.03,
+    "reduced_byte": 0.03,
+    "fused_byte": 0.04,
+    "tcp_byte": 0.07,
+    "wake": 0.19,
+    "busy_wake": 0.17,
+    "woken": 0.19,
+    "update_call": 0.04,
 }
 # <!-- end -->
 
