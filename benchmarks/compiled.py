@@ -1,7 +1,8 @@
 """What is left of overlap when a model is compiled?  `python -m benchmarks.compiled`
 
-Two ranks of this machine over a link that dpcore emulates. All contenders train a model of the same
-kind in turns of some steps, in the same processes:
+Two ranks of this machine over a link that dpcore emulates, or with --link "shaped 1gbit" in two
+network namespaces whose cards the kernel shapes, with real TCP. All contenders train a model of the
+same kind in turns of some steps, in the same processes:
 
     eager alone, compiled alone    no communication: what computing takes, and to compile
     announced alone                as compiled alone, with operations that no reducer hears
@@ -10,7 +11,8 @@ kind in turns of some steps, in the same processes:
     late                           the same without operations: gradients come at its end
     cut                            the same, with its graphs cut where buckets end
     torch cut                      torch DDP under torch.compile, over our communicator, since Gloo
-                                   cannot be slowed down
+                                   goes over no emulated link
+    gloo cut                       the same over Gloo, on shaped cards
 
 A step is zero_grad, forward and backward, of the slowest rank. Exposed is a step minus that of the
 same kind alone, in the same round. What operations cost is the backward of announced alone
@@ -22,7 +24,9 @@ seven minutes on two cores.
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
+import sys
 import tempfile
 import time
 from dataclasses import asdict
@@ -35,12 +39,15 @@ import torch
 import dpcore as dp
 from benchmarks.harness.figures import source, time_text
 from benchmarks.harness.options import script_parser
+from benchmarks.harness.shaped import on_hosts
 from dpcore.base.link import parse_speed
 from dpcore.ddp.compiled import torch_private, tracing
+from dpcore.tools import hosts as namespaces
 from dpcore.tools.compare.training.models import MODELS
 from dpcore.tools.compare.training.ranks import (
     DEFAULT,
     SETTLING_STEPS,
+    TORCH,
     TORCH_OVER_OURS,
     beside_gloo,
     wrapped,
@@ -50,7 +57,10 @@ from dpcore.tools.records import ROOT, keep, run_facts
 
 CUT, LATE, ALONE = "cut", "late", " alone"
 BARE, ANNOUNCED = "compiled alone", "announced alone"
+OVER_GLOO = "gloo cut"
 CONTENDERS = ("eager alone", BARE, ANNOUNCED, "eager", "compiled", LATE, CUT, "torch cut")
+KINDS = {"torch cut": TORCH_OVER_OURS, OVER_GLOO: TORCH}  # of others than DataParallel
+SHAPED = "shaped "
 SETTLING = SETTLING_STEPS + 4  # steps in which graphs were compiled are not measured
 
 
@@ -74,7 +84,7 @@ class Contender:
         torch.manual_seed(0)
         module, self.forward = MODELS[model]()
         self.module = Model(module)
-        kind = TORCH_OVER_OURS if name.startswith("torch") else DEFAULT
+        kind = KINDS.get(name, DEFAULT)
         self.model: Any = self.module if name.endswith(ALONE) else wrapped(kind, self.module, comm)
         self.run = self.model
         if not name.startswith("eager"):
@@ -118,7 +128,14 @@ def options_of(name: str) -> dict[str, Any]:
     """An option as it is anyway. Models of one class share code, so dynamo would run the graph of
     another contender if its options were the same."""
     unlike = ("debug", "fallback_random", "verbose_progress", "cpp_wrapper", "inplace_buffers")
-    option = (*unlike, "dce", "size_asserts")[CONTENDERS.index(name) - 1]
+    options = dict(
+        zip(
+            (*CONTENDERS[1:], OVER_GLOO),
+            (*unlike, "dce", "size_asserts", "nan_asserts"),
+            strict=True,
+        )
+    )
+    option = options[name]
     made = {option: getattr(configs()[0], option)}
     if name == ANNOUNCED:
         from dpcore.ddp.compiled.operations import AnnounceGradients, behind_producers
@@ -168,7 +185,9 @@ def measure(
     return {"times": times, "backwards": backwards, "first_s": first_s, "facts": facts}
 
 
-def records(model: str, link: str, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def records(
+    model: str, link: str, goodput: float | None, found: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
     names = list(found[0]["times"])
     rounds = {name: of_slowest_rank(one["times"][name] for one in found) for name in names}
     backwards = {name: of_slowest_rank(one["backwards"][name] for one in found) for name in names}
@@ -176,6 +195,7 @@ def records(model: str, link: str, found: list[dict[str, Any]]) -> list[dict[str
     for name, times in rounds.items():
         step, first = statistics.median(times), max(one["first_s"][name] for one in found)
         line = {"model": model, "link": link, "world": len(found), "contender": name}
+        line |= {"goodput_bytes_per_s": goodput} if goodput else {}
         line |= {"step_s": step, "first_step_s": first, "compile_s": first - step}
         alone = ("eager" if name == "eager" else "compiled") + ALONE
         if not name.endswith(ALONE) and alone in rounds:
@@ -220,25 +240,17 @@ _NAMES = {
     LATE: "the same without operations: all gradients at the end",
     CUT: "the same with graphs that are cut where buckets end",
     "torch cut": "torch DDP, compiled, whose graphs are cut",
+    OVER_GLOO: "torch DDP over Gloo, the same",
 }
 
 
 def table_of_compiled(lines: list[dict[str, Any]]) -> str:
-    """Of docs/compile.md."""
+    """Of docs/compile.md: a table for each link."""
+    text: list[str] = []
+    for link in dict.fromkeys(line["link"] for line in lines):
+        if link != "none":
+            text += [*_table_of_link([line for line in lines if line["link"] == link]), ""]
     on_host = [line for line in lines if line["link"] == "none"]
-    lines = [line for line in lines if line["link"] != "none"]
-    text = [
-        "| | step | exposed | backward | compiling |",
-        "|---|---:|---:|---:|---:|",
-    ]
-    for line in lines:
-        exposed = line.get("exposed_s")
-        times = [line["step_s"], exposed and exposed["median"], line["backward_s"]]
-        cells = [time_text(seconds) for seconds in times]
-        cells.append("" if line["contender"].startswith("eager") else f"{line['compile_s']:.0f} s")
-        text.append(f"| {_NAMES[line['contender']]} | {' | '.join(cells)} |")
-    what = f"{lines[0]['model']}, 2 ranks over {lines[0]['link']}; medians of one run"
-    text += ["", source("compiled", lines, "../", what), "", _bound(lines), ""]
     if ratio := next((o["backward_ratio"] for o in on_host if o["contender"] == "compiled"), None):
         what = (
             "Where there is no link, in the memory of a host, backward of the compiled model takes "
@@ -249,11 +261,33 @@ def table_of_compiled(lines: list[dict[str, Any]]) -> str:
     return "\n".join(text)
 
 
+def _table_of_link(lines: list[dict[str, Any]]) -> list[str]:
+    text = [
+        "| | step | exposed | backward | compiling |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for line in lines:
+        exposed = line.get("exposed_s")
+        times = [line["step_s"], exposed and exposed["median"], line["backward_s"]]
+        cells = [time_text(seconds) for seconds in times]
+        cells.append("" if line["contender"].startswith("eager") else f"{line['compile_s']:.0f} s")
+        text.append(f"| {_NAMES[line['contender']]} | {' | '.join(cells)} |")
+    link = lines[0]["link"]
+    over = f"between two hosts at a {link}, real TCP" if _is_shaped(link) else f"over {link}"
+    what = f"{lines[0]['model']}, 2 ranks {over}; medians of one run"
+    return [*text, "", source("compiled", lines, "../", what), "", _bound(lines)]
+
+
+def _is_shaped(link: str) -> bool:
+    return link.startswith(SHAPED)
+
+
 def _bound(lines: list[dict[str, Any]]) -> str:
     """Each of two ranks sends as many bytes as there are gradients."""
     of = {line["contender"]: line for line in lines}
     size, backward = of["compiled"]["gradient_bytes"], of[BARE]["backward_s"]
-    link = size / parse_speed(lines[0]["link"]).bytes_per_second
+    goodput = lines[0].get("goodput_bytes_per_s")
+    link = size / (goodput or parse_speed(lines[0]["link"]).bytes_per_second)
     return (
         f"The link takes {time_text(link)} for {size / 1e6:.1f} MB of gradients, and a compiled "
         f"backward without communication lasts {time_text(backward)}. So at least "
@@ -265,14 +299,17 @@ def arguments() -> argparse.Namespace:
     made = script_parser(__doc__)
     add = made.add_argument
     add("--model", default="transformer", choices=sorted(MODELS))
-    add("--link", default="1gbit,50us", help="or none: memory of the host (%(default)s)")
-    add("--contenders", default=",".join(CONTENDERS), help="of %(default)s")
+    add("--link", default="1gbit,50us",
+        help='or none: memory of the host; or "shaped 1gbit" (%(default)s)')  # fmt: skip
+    add("--contenders", default="", help=f"of {','.join(CONTENDERS)}; {OVER_GLOO}")
     add("--rounds", type=int, default=15)
     add("--steps-per-round", type=int, default=2)
     add("--records", type=Path, default=ROOT / "benchmarks/results/compiled.jsonl")
     options = made.parse_args()
-    if unknown := set(options.contenders.split(",")) - set(CONTENDERS):
-        made.error(f"no contender {', '.join(unknown)}; choose from {', '.join(CONTENDERS)}")
+    can = (*CONTENDERS, OVER_GLOO) if _is_shaped(options.link) else CONTENDERS
+    options.contenders = options.contenders.split(",") if options.contenders else list(can)
+    if unknown := set(options.contenders) - set(can):
+        made.error(f"over {options.link} no {', '.join(unknown)}; choose from {', '.join(can)}")
     return options
 
 
@@ -282,11 +319,26 @@ def main() -> int:
         {"": {"torch": torch.__version__}},
         {"rounds": options.rounds, "steps": options.steps_per_round},
     )
-    link = None if options.link == "none" else options.link
-    asked = (options.model, options.contenders.split(","), options.rounds, options.steps_per_round)
+    goodput = None
+    asked = {
+        "model": options.model, "contenders": options.contenders, "rounds": options.rounds,
+        "steps": options.steps_per_round,
+    }  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="dpcore-") as folder:
-        found = dp.spawn(measure, 2, *asked, folder, timeout=900, link=link)
-    lines = records(options.model, options.link, found)
+        asked["folder"] = folder
+        if not _is_shaped(options.link):
+            link = None if options.link == "none" else options.link
+            found = dp.spawn(measure, 2, *asked.values(), timeout=900, link=link)
+        elif reason := namespaces.why_not():
+            print(f"compiled: {reason}", file=sys.stderr)
+            return 1
+        else:
+            rate = options.link.removeprefix(SHAPED)
+            for library in ("GLOO", "DPCORE"):
+                os.environ[f"{library}_SOCKET_IFNAME"] = "eth0"  # the card of a namespace
+            bandwidth = parse_speed(rate).bytes_per_second
+            found, goodput = on_hosts(measure, 2, rate, bandwidth, **asked)
+    lines = records(options.model, options.link, goodput, found)
     keep(options.records, facts, lines)
     print(table(lines))
     return 0
