@@ -53,6 +53,7 @@ COLUMNS = (
     Column("1gbit,50us", 2, "sleeping_short"),
     Column("1gbit,50us", 2, "resnet18_shapes"),
     Column("1gbit,50us", 2, "transformer"),
+    Column("3gbit,30us", 2, "transformer"),
     Column("10gbit,20us", 2, "resnet18_shapes"),
     Column("10gbit,20us", 2, "transformer"),
     Column("10gbit,20us", 2, "mlp", (*WITHIN, LOCAL)),

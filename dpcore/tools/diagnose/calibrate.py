@@ -251,8 +251,8 @@ def _woken(
     on_two: Callable[..., Any], seconds: float, message: float, costs: dict[str, float]
 ) -> float:
     """Seconds of a core, each time that a thread which drives operations goes to sleep and wakes up
-    again, beyond its messages and bytes, while something computes on each: its own, and what the
-    program takes longer that it interrupts. It sleeps between a message and the next one."""
+    again, beyond its messages and bytes, while something computes on each. It sleeps between a
+    message and the next one."""
     with _busy((os.cpu_count() or 1) - 2):
         took = on_two(lambda comm: _driven(comm, seconds), transport="shm", link=_DRIVEN_OVER)
     # Of two ranks, each sends and takes all bytes, adds one half and puts the other in place.
@@ -263,19 +263,20 @@ def _woken(
 
 
 def _driven(comm: Communicator, seconds: float) -> float:
-    """What operations beside a program that computes take of a core, in the middle of some rounds:
-    the thread that drives them, and what the program needs more than by itself."""
+    """What operations beside a program that computes take from it, in the middle of some rounds: by
+    how much the slower program is behind, since ranks wait for each other. Linux may let both
+    driving threads interrupt the same one. Where they run on cores of others: what they take."""
     import numpy as np
 
     one, other = (np.zeros(1 << 11, dtype=np.float32) for _ in range(2))
     tensors = [comm.empty(1 << 18) for _ in range(_DRIVEN)]
 
     def computed(goes_on: Callable[[], bool]) -> tuple[int, float]:
-        calls, begin = 0, time.thread_time()
+        calls, begin = 0, time.perf_counter()
         while goes_on():
             np.multiply(one, other, out=one)
             calls += 1
-        return calls, time.thread_time() - begin
+        return calls, time.perf_counter() - begin
 
     def elsewhere() -> float:
         whole, own = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_THREAD))
@@ -292,7 +293,9 @@ def _driven(comm: Communicator, seconds: float) -> float:
         comm.barrier()
         left = iter(range(calls))
         _, alone = computed(lambda: next(left, None) is not None and works[-1].is_completed())
-        return took + beside - alone
+        most = np.array([max(took, beside - alone)])
+        comm.all_reduce(most, op="max")
+        return float(most[0])
 
     found: list[float] = []
     ends_at = time.perf_counter() + max(1.0, 2 * seconds)
@@ -302,9 +305,7 @@ def _driven(comm: Communicator, seconds: float) -> float:
         goes_on[0] = time.perf_counter() < ends_at
         comm.broadcast(goes_on, 0)
     rounds = found[1:] or found  # the first one warms up
-    middle = np.array([sorted(rounds)[len(rounds) // 2]])
-    comm.all_reduce(middle)
-    return float(middle[0]) / comm.world_size
+    return sorted(rounds)[len(rounds) // 2]
 
 
 @contextlib.contextmanager
