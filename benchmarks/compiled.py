@@ -273,7 +273,7 @@ def _table_of_link(lines: list[dict[str, Any]]) -> list[str]:
         cells.append("" if line["contender"].startswith("eager") else f"{line['compile_s']:.0f} s")
         text.append(f"| {_NAMES[line['contender']]} | {' | '.join(cells)} |")
     link = lines[0]["link"]
-    over = f"between two hosts at a {link}, real TCP" if _is_shaped(link) else f"over {link}"
+    over = f"on two hosts over real TCP, {link}" if _is_shaped(link) else f"over {link}"
     what = f"{lines[0]['model']}, 2 ranks {over}; medians of one run"
     return [*text, "", source("compiled", lines, "../", what), "", _bound(lines)]
 
