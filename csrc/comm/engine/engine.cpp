@@ -470,8 +470,8 @@ void Engine::wake_progress_thread() {
 }
 
 void Engine::progress_loop() {
-  pthread_setname_np(pthread_self(), "dpcore-progress");  // for traces, top and gdb
   wake_promptly();
+  pthread_setname_np(pthread_self(), "dpcore-progress");  // for traces, top and gdb
   while (!stopping_.load(std::memory_order_relaxed)) {
     const bool nothing_to_do = background_.load(std::memory_order_seq_cst) == 0;
     if (nothing_to_do || waiters_.load(std::memory_order_seq_cst) > 0) {
