@@ -21,6 +21,9 @@ SHOWN = {
 }
 
 
+OF_COMPILED = "1gbit,50us"  # the link of the compiled row
+
+
 def excerpt(command: str, printed: str) -> str:
     begin, end = next(of for words, of in SHOWN.items() if command.startswith(words))
     lines = [line.rstrip() for line in printed.splitlines()]
@@ -65,7 +68,7 @@ def table_of_first_screen(records: list[dict[str, Any]]) -> str:
         ratio = best["ratio"]
         ends = f"{ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})"
         lines.append(f"| {PLACES[place]} | {MODELS[model]} | {' | '.join(times)} | {ends} |")
-    compiled = [record for record in load("compiled") if record["link"] != "none"]
+    compiled = [record for record in load("compiled") if record["link"] == OF_COMPILED]
     lines.append(_row_of_compiled({record["contender"]: record for record in compiled}))
     used = [record for _, _, cell in cells_of(records) for record in cell.values()]
     what = "Medians and, in brackets, 95% intervals of one run"
