@@ -29,7 +29,6 @@ backward is over, so nothing can hide it. Both are seen in a step without commun
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import sys
 import tempfile
@@ -284,13 +283,9 @@ def run(place: str, model: str, options: argparse.Namespace) -> list[dict[str, A
             "model": model, "contenders": contenders, "rounds": options.rounds,
             "steps": options.steps_per_round, "folder": folder,
         }  # fmt: skip
-        for library in ("GLOO", "DPCORE"):
-            os.environ.pop(f"{library}_SOCKET_IFNAME", None)
         if place == HOST:
             found: list[Any] = dp.spawn(measure, 2, *asked.values(), timeout=300)
             return records(place, model, found, None)
-        for library in ("GLOO", "DPCORE"):
-            os.environ[f"{library}_SOCKET_IFNAME"] = "eth0"  # the card of a namespace
         rate = parse_speed(place).bytes_per_second
         found, goodput = on_hosts(measure, 2, place, rate, **asked)
         return records(place, model, found, goodput)

@@ -24,7 +24,6 @@ seven minutes on two cores.
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import sys
 import tempfile
@@ -60,6 +59,17 @@ BARE, ANNOUNCED = "compiled alone", "announced alone"
 OVER_GLOO = "gloo cut"
 CONTENDERS = ("eager alone", BARE, ANNOUNCED, "eager", "compiled", LATE, CUT, "torch cut")
 KINDS = {"torch cut": TORCH_OVER_OURS, OVER_GLOO: TORCH}  # of others than DataParallel
+# Each is told an option of Inductor as it is anyway. Models of one class share code, so dynamo
+# would run the graph of another contender if its options were the same.
+UNLIKE = {
+    BARE: "debug",
+    ANNOUNCED: "fallback_random",
+    "compiled": "cpp_wrapper",
+    LATE: "inplace_buffers",
+    CUT: "dce",
+    "torch cut": "size_asserts",
+    OVER_GLOO: "nan_asserts",
+}
 SHAPED = "shaped "
 SETTLING = SETTLING_STEPS + 4  # steps in which graphs were compiled are not measured
 
@@ -125,17 +135,7 @@ _why_cut = tracing.why_cut
 
 
 def options_of(name: str) -> dict[str, Any]:
-    """An option as it is anyway. Models of one class share code, so dynamo would run the graph of
-    another contender if its options were the same."""
-    unlike = ("debug", "fallback_random", "verbose_progress", "cpp_wrapper", "inplace_buffers")
-    options = dict(
-        zip(
-            (*CONTENDERS[1:], OVER_GLOO),
-            (*unlike, "dce", "size_asserts", "nan_asserts"),
-            strict=True,
-        )
-    )
-    option = options[name]
+    option = UNLIKE[name]
     made = {option: getattr(configs()[0], option)}
     if name == ANNOUNCED:
         from dpcore.ddp.compiled.operations import AnnounceGradients, behind_producers
@@ -334,8 +334,6 @@ def main() -> int:
             return 1
         else:
             rate = options.link.removeprefix(SHAPED)
-            for library in ("GLOO", "DPCORE"):
-                os.environ[f"{library}_SOCKET_IFNAME"] = "eth0"  # the card of a namespace
             bandwidth = parse_speed(rate).bytes_per_second
             found, goodput = on_hosts(measure, 2, rate, bandwidth, **asked)
     lines = records(options.model, options.link, goodput, found)

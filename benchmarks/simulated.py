@@ -20,7 +20,6 @@ held to a figure that does not hold itself. COLUMNS lists all cells, in harness/
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import subprocess
 import sys
@@ -108,8 +107,6 @@ def profile(torch_ddp: Contender, comm: Any, folder: Path) -> None:
 
 def run(column: Column, rounds: int, steps: int) -> dict[str, Any]:
     """Measures a column: its record."""
-    for library in ("GLOO", "DPCORE"):
-        os.environ.pop(f"{library}_SOCKET_IFNAME", None)
     with tempfile.TemporaryDirectory(prefix="dpcore-") as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that oracle averages nothing
         asked = {
@@ -118,8 +115,6 @@ def run(column: Column, rounds: int, steps: int) -> dict[str, Any]:
         }  # fmt: skip
         goodput: float | None = None
         if rate := column.shaped_rate:
-            for library in ("GLOO", "DPCORE"):
-                os.environ[f"{library}_SOCKET_IFNAME"] = "eth0"  # the card of a namespace
             bandwidth = parse_speed(rate).bytes_per_second
             found, goodput = on_hosts(measure, column.world, rate, bandwidth, **asked)
         else:

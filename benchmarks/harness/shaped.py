@@ -22,6 +22,7 @@ from dpcore.tools.hosts import burst_of
 from dpcore.tools.records import ROOT
 
 PORT, RAW_PORT = 29547, 29548
+CARD = "eth0"  # of a namespace
 RAW_SECONDS = 1.0
 RAW_TRANSFERS = 3  # in one connection: the first one also finds out how fast the link is
 
@@ -41,14 +42,12 @@ def on_hosts(
             "raw_bytes": int(bytes_per_second * RAW_SECONDS),
         }
         script = "from benchmarks.harness.shaped import serve; serve()"
+        told = {"WORLD_SIZE": str(world), "SHAPED_TASK": json.dumps(task)}
+        told |= {"GLOO_SOCKET_IFNAME": CARD, "DPCORE_SOCKET_IFNAME": CARD}
         ranks = [
-            made.start(
-                host, script,
-                {"RANK": str(host), "WORLD_SIZE": str(world), "SHAPED_TASK": json.dumps(task)},
-                stderr=None, cwd=ROOT,
-            )
+            made.start(host, script, told | {"RANK": str(host)}, stderr=None, cwd=ROOT)
             for host in range(world)
-        ]  # fmt: skip
+        ]
         said = [rank.communicate()[0] for rank in ranks]
     if any(rank.returncode for rank in ranks):
         raise subprocess.SubprocessError("a rank failed; its error stands above")
