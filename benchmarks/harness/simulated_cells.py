@@ -65,6 +65,8 @@ COLUMNS = (
     Column("shaped 1gbit", 2, "transformer", (*ALL, TORCH)),
     Column("shaped 100mbit", 2, "sleeping_light", (*ALL, TORCH)),
     Column("shaped 1gbit", 4, "sleeping", (*ALL, TORCH)),
+    Column("shaped 10gbit", 2, "sleeping", (*ALL, TORCH)),
+    Column("shaped 10gbit", 2, "resnet18_shapes", (*ALL, TORCH)),
     Column("host", 2, "sleeping"),
     Column("host", 2, "transformer"),
     Column("host", 2, "mlp", (*WITHIN, LOCAL)),
