@@ -67,6 +67,7 @@ COLUMNS = (
     Column("shaped 1gbit", 4, "sleeping", (*ALL, TORCH)),
     Column("shaped 10gbit", 2, "sleeping", (*ALL, TORCH)),
     Column("shaped 10gbit", 2, "resnet18_shapes", (*ALL, TORCH)),
+    Column("shaped 10gbit", 2, "transformer", (*ALL, TORCH)),
     Column("host", 2, "sleeping"),
     Column("host", 2, "transformer"),
     Column("host", 2, "mlp", (*WITHIN, LOCAL)),
