@@ -4,8 +4,8 @@ Each *column* is a model on some ranks over a network, and each of its *cells* a
 there. All cells of a column take turns in the same processes with `oracle`, which communicates
 nothing. What the simulator is told comes from `oracle` alone: a trace of some of its steps, and how
 long its steps took in the same minutes; of torch DDP it is told what torch's profiler wrote of its
-own steps. What communication costs processors comes from `dpcore calibrate`, at the begin of the
-script. It then predicts all cells.
+own steps, and how busy `oracle` kept a core, which no profiler writes. What communication costs
+processors comes from `dpcore calibrate`, at the begin of the script. It then predicts all cells.
 
     host             ranks of this machine, over mapped memory
     1gbit,50us       ranks of this machine, over a link that dpcore emulates

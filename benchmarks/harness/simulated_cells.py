@@ -133,28 +133,29 @@ def difference_of_halves(times: Sequence[float], alone: Sequence[float]) -> floa
 
 
 def predicted_seconds(record: dict[str, Any], contender: str) -> float:
+    schedule: Any = "bucketed"
+    cap = None
     if contender == LOCAL:
-        updates = LocalUpdates(int(LOCAL.rpartition(" ")[2]))
-        return _seconds(record, updates)
-    if contender == TORCH:
-        return _seconds(record | {"work": record["torch_work"]}, "bucketed")
-    kind, cap = kind_and_cap(contender)
-    schedule = named_or_own(kind.removeprefix("dpcore "))
-    return _seconds(record, schedule, cap.get("bucket_cap_mb", CAP_MB))
-
-
-def _seconds(record: dict[str, Any], schedule: Any, cap: float | None = None) -> float:
-    processors = processors_of(record)
-    made = predict(work_of(record), link_of(record), schedule, cap, "auto", processors)
+        schedule = LocalUpdates(int(LOCAL.rpartition(" ")[2]))
+    elif contender != TORCH:
+        kind, told = kind_and_cap(contender)
+        schedule = named_or_own(kind.removeprefix("dpcore "))
+        cap = told.get("bucket_cap_mb", CAP_MB)
+    work = work_of(record, contender)
+    made = predict(work, link_of(record), schedule, cap, "auto", processors_of(record))
     return made.step_ms * 1e-3
 
 
-def work_of(record: dict[str, Any]) -> Gradients:
-    """What was recorded of `oracle`, made as fast as its steps were in the measured rounds."""
-    work = Gradients(**record["work"])
-    work = replace(work, update=record["update_s"])
+def work_of(record: dict[str, Any], contender: str = ORACLE) -> Gradients:
+    """What was recorded of `oracle`, made as fast as its steps were in the measured rounds. What
+    torch's profiler wrote of torch DDP goes by the same factor: the copies and hooks within its
+    backward are torch's own. How busy a core was is not in it."""
+    work = replace(Gradients(**record["work"]), update=record["update_s"])
     computed = max(map(sum, zip(work.forward, work.backward, work.update, strict=True)))
     factor = statistics.median(record["rounds_s"][ORACLE]) / computed
+    if contender == TORCH:
+        of_torch = Gradients(**record["torch_work"])
+        work = replace(of_torch, update=work.update, busy=work.busy)
     work = replace(
         work,
         forward=[seconds * factor for seconds in work.forward],

@@ -61,7 +61,8 @@ def test_the_layout_of_most_steps_counts(tmp_path):
     assert tuple(work.caps) == (1 << 20, 25 << 20)
     assert len(work.spread) == 2
     assert work.forward == pytest.approx([5e-3]) and min(work.ready[0]) == pytest.approx(1e-3)
-    assert work.unknown == ("bucket_cap_mb (the buckets are those of torch's default)",)
+    assert work.unknown[0] == "bucket_cap_mb (the buckets are those of torch's default)"
+    assert work.unknown[1:] == ("how busy a core was (it is taken to compute all the time)",)
 
 
 @pytest.mark.parametrize(("buckets", "cap"), [([2, 4, 6, 8], 2), ([8], 8)])
@@ -109,7 +110,7 @@ def test_the_command_says_what_the_files_lack(tmp_path, capsys):
     assert main(["simulate", str(path), "--link", "1gbit,50us"]) == 0
     out = capsys.readouterr().out
     assert "Not in the recording: 3 of 4 ranks" in out
-    assert "; bucket_cap_mb (" in out
+    assert "; bucket_cap_mb (" in out and "; how busy a core was (" in out
     assert main(["simulate", *map(str, GLOO), "--link", "1gbit,50us", "--json"]) == 0
     assert "bucket_cap_mb" in json.loads(capsys.readouterr().out)[0]["unknown"][0]
 

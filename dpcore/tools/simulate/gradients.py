@@ -234,6 +234,8 @@ def _of_trace(path: Path, more: Sequence[Path]) -> Gradients:
             )
     modules = model.get("modules", [])
     caps, unknown = _caps_of(run, model, sizes, by_bucket)
+    if "busy" not in model and not by_bucket:
+        unknown.append("how busy a core was (it is taken to compute all the time)")
 
     def made(times: Sequence[_Times], spread: tuple[Gradients, ...] = ()) -> Gradients:
         return Gradients(
