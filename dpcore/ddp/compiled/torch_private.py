@@ -1,7 +1,7 @@
 """The private interfaces of torch that compiled models need, and a probe for each.
 
 Where the probe finds something missing, graphs are cut by torch's DDPOptimizer as for torch's own
-class, and a warning says so once. Tried with torch 2.11 to 2.14.
+class, and a warning says so once. Tried with torch 2.11 to 2.15.
 """
 
 from __future__ import annotations
