@@ -135,14 +135,17 @@ def difference_of_halves(times: Sequence[float], alone: Sequence[float]) -> floa
 def predicted_seconds(record: dict[str, Any], contender: str) -> float:
     schedule: Any = "bucketed"
     cap = None
-    if contender == LOCAL:
+    processors = processors_of(record)
+    if contender == TORCH:  # what its threads took of the cores is in its profile already
+        processors = Processors(processors.cores, processors.ranks)
+    elif contender == LOCAL:
         schedule = LocalUpdates(int(LOCAL.rpartition(" ")[2]))
-    elif contender != TORCH:
+    else:
         kind, told = kind_and_cap(contender)
         schedule = named_or_own(kind.removeprefix("dpcore "))
         cap = told.get("bucket_cap_mb", CAP_MB)
     work = work_of(record, contender)
-    made = predict(work, link_of(record), schedule, cap, "auto", processors_of(record))
+    made = predict(work, link_of(record), schedule, cap, "auto", processors)
     return made.step_ms * 1e-3
 
 
