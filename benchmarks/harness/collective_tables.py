@@ -87,7 +87,8 @@ def column_of(record: dict[str, Any]) -> int:
 
 
 def table_of_network(records: list[dict[str, Any]]) -> str:
-    """All-reduces over TCP, a row a link, number of ranks and size; raw TCP moves as many bytes."""
+    """All-reduces over TCP, a row a link, number of ranks and size; raw TCP moves as many bytes,
+    and "in place" from and to as much memory."""
     contenders = list(dict.fromkeys(record["contender"] for record in records))
     lines = ["| link | ranks | float32 | " + " | ".join(contenders) + " |"]
     lines += ["|---|---:|---:|" + "---:|" * len(contenders)]

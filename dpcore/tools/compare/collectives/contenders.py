@@ -36,6 +36,8 @@ SCALE = Contender("x *= 0.5", "bounds", "scale", "bound", "x *= 0.5")
 MEMCPY = Contender("memcpy", "bounds", "memcpy", "bound", "memcpy")
 TCP = Contender("dpcore TCP", "dpcore-tcp", "plain", "ours", "raw TCP")
 STREAM = Contender("raw TCP", "stream", "plain", "bound", "raw TCP")
+IN_PLACE = Contender("raw, in place", "stream", "in_place", "bound", "raw TCP")
+STREAMS = (STREAM, IN_PLACE)
 OURS = (ARENA, PLAIN)
 BOUNDS = (SCALE, MEMCPY)
 

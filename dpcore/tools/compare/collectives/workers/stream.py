@@ -1,7 +1,8 @@
 """One raw TCP stream to the right neighbour and one from the left: what the kernel allows.
 
 An all-reduce of S moves at least 2 (N-1)/N S out of every rank and as much in, so that is what
-flows here, both ways at once, in pieces that stay in the cache; nothing is added or kept.
+flows here, both ways at once. Nothing is added. By itself it flows from and to one piece of memory,
+which stays in the cache; as ``in_place``, from and to memory of size S, as an all-reduce has it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from dpcore.tools.compare.collectives.workers.backend import (
 )
 
 PIECE = 256 << 10
+IN_PLACE = "in_place"
 PATIENCE_SECONDS = 30.0
 
 
@@ -53,21 +55,21 @@ class StreamBackend(Backend):
         if cell.collective != "all_reduce":
             raise UnsupportedError("only the bytes of an all-reduce are known here")
         size = max(1, 2 * (self.world - 1) * cell.bytes // self.world)
-        piece, room = bytes(min(PIECE, size)), bytearray(PIECE)
+        memory = memoryview(bytearray(max(PIECE, cell.bytes if variant == IN_PLACE else 0)))
 
         def seconds_per_iteration(iterations: int) -> float:
             begin = perf_counter()
             for _ in range(iterations):
-                self._exchange(size, memoryview(piece), room)
+                self._exchange(size, memory)
             return (perf_counter() - begin) / iterations
 
         return Prepared(seconds_per_iteration)
 
-    def _exchange(self, size: int, piece: memoryview, room: bytearray) -> None:
+    def _exchange(self, size: int, memory: memoryview) -> None:
         to_send, to_receive = size, size
         while to_send or to_receive:
-            sent = self._send(piece[:to_send]) if to_send else 0
-            received = self._receive(room, min(to_receive, PIECE)) if to_receive else 0
+            sent = self._send(_piece(memory, size, to_send)) if to_send else 0
+            received = self._receive(_piece(memory, size, to_receive)) if to_receive else 0
             to_send -= sent
             to_receive -= received
             if not sent and not received:
@@ -79,11 +81,17 @@ class StreamBackend(Backend):
         except BlockingIOError:
             return 0
 
-    def _receive(self, room: bytearray, most: int) -> int:
+    def _receive(self, piece: memoryview) -> int:
         try:
-            return self._in.recv_into(room, most)
+            return self._in.recv_into(piece)
         except BlockingIOError:
             return 0
+
+
+def _piece(memory: memoryview, size: int, left: int) -> memoryview:
+    """Where the next bytes are when so many of ``size`` are left."""
+    begin = min((size - left) % len(memory), len(memory) - PIECE)
+    return memory[begin : begin + min(PIECE, left)]
 
 
 def _meeting(place: Place, rank: int) -> Path:
