@@ -187,6 +187,26 @@ def test_mistakes(schedule, message):
     dpcore.spawn(body, 1, mode="threads")
 
 
+@pytest.mark.parametrize(
+    ("caps", "message"),
+    [
+        ([], r"schedule 'Odd': caps\(\) returns no size of buckets; return at least one, in bytes"),
+        ([-5], r"schedule 'Odd': caps\(\) returns \[-5\]; see LaunchSchedule.caps"),
+        (["25"], r"schedule 'Odd': caps\(\) returns \['25'\]; see LaunchSchedule.caps"),
+    ],
+)
+def test_caps_are_sizes(caps, message):
+    class Odd(PerParameter):
+        def caps(self, wanted):
+            return caps
+
+    def body(comm):
+        with pytest.raises(dpcore.Error, match=message):
+            dpcore.DataParallel(nn.Linear(2, 2), comm=comm, schedule=Odd())
+
+    dpcore.spawn(body, 1, mode="threads")
+
+
 def test_buckets_of_two_types_do_not_go_as_one():
     class Mixed(nn.Module):
         def __init__(self):

@@ -85,7 +85,12 @@ class PythonSchedule final : public LaunchSchedule {
   size_t whole_buckets() const override { return value<size_t>("whole_buckets"); }
   bool is_exact() const override { return value<bool>("is_exact"); }
   std::vector<uint64_t> caps(std::vector<uint64_t> wanted) const override {
-    return list<uint64_t>("caps", wanted);
+    std::vector<uint64_t> caps = list<uint64_t>("caps", wanted);
+    if (caps.empty()) {
+      throw Error("schedule '" + name_ +
+                  "': caps() returns no size of buckets; return at least one, in bytes");
+    }
+    return caps;
   }
   std::vector<size_t> order(size_t buckets) const override {
     return list<size_t>("order", buckets);
@@ -127,7 +132,13 @@ class PythonSchedule final : public LaunchSchedule {
   template <class T, class... Arguments>
   std::vector<T> list(const char* method, const Arguments&... arguments) const {
     const py::gil_scoped_acquire gil;
-    return py::list(schedule_.attr(method)(arguments...)).template cast<std::vector<T>>();
+    const py::list found(schedule_.attr(method)(arguments...));
+    try {
+      return found.cast<std::vector<T>>();
+    } catch (const py::cast_error&) {
+      throw Error("schedule '" + name_ + "': " + method + "() returns " +
+                  py::repr(found).cast<std::string>() + "; see LaunchSchedule." + method);
+    }
   }
 
   template <class... Arguments>
