@@ -176,8 +176,8 @@ std::optional<std::vector<std::string>> births_of(const Reducer& reducer) {
   if (reducer.births() == nullptr) {
     return std::nullopt;
   }
-  static constexpr const char* kWays[] = {"unknown", "born", "kept",     "small",
-                                          "watched", "held", "elsewhere"};
+  static constexpr const char* kWays[] = {"unknown", "born", "kept",      "small",
+                                          "watched", "held", "elsewhere", "announced"};
   std::vector<std::string> ways;
   for (size_t i = 0; i < reducer.gradient_list().size(); ++i) {
     ways.emplace_back(kWays[reducer.births()->way_of(i)]);

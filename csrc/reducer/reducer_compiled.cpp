@@ -24,9 +24,13 @@ bool Reducer::gradient_computed(size_t i, const at::Tensor& value) {
     if (gradients_[i].iteration == iteration_.number) {
       return false;  // forward's outputs do not reach it, so it has arrived as unused
     }
+    const bool is_new = !gradients_[i].parameter.grad().defined();
     copier_.bring_computed(gradients_[i], value);
     computed_.take(i, value);
     take(i);
+    if (births_ && is_new) {
+      births_->was_announced(i);
+    }
   } catch (...) {
     tell_autograd();
   }

@@ -40,6 +40,7 @@ class BirthPlan final : public PlaceChooser, public std::enable_shared_from_this
     watched,    // the plan does not know its block
     held,       // something else has the place, or wants the gradient elsewhere
     elsewhere,  // the plan was wrong
+    announced,  // it left a compiled graph early
     kWays
   };
 
@@ -63,6 +64,12 @@ class BirthPlan final : public PlaceChooser, public std::enable_shared_from_this
   void left(size_t i) {
     ways_[i] = held;
     is_wrong_ = true;  // to move a bucket in every step would cost more than copies
+  }
+  // It was there because we have just copied it, not because backward had added to it.
+  void was_announced(size_t i) {
+    if (ways_[i] == kept) {
+      ways_[i] = announced;
+    }
   }
   // What the reducer takes for itself is none of backward's.
   class Pause {

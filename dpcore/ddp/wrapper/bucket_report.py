@@ -104,6 +104,7 @@ _WAYS = {
     "watched": "copied: made in memory that no step before has shown",
     "held": "copied: the place, or the gradient, is held by the program or a hook",
     "elsewhere": "copied: this step was not like the one before",
+    "announced": "copied: they left a compiled graph while it ran",
 }
 
 
