@@ -23,6 +23,9 @@ _TELLS_NO_NUMBER = {
     *("detach_", "dim", "element_size", "is_complex", "is_contiguous"),
     *("is_floating_point", "nelement", "numel", "requires_grad_", "size", "stride"),
     "_has_compatible_shallow_copy_type",
+    # What dynamo asks of a parameter's gradient, which it looks at when it compiles.
+    *("_is_view", "_is_zerotensor", "is_conj", "is_inference", "is_neg", "storage_offset"),
+    "untyped_storage",
 }
 _CONVERTS = {"bfloat16", "cpu", "double", "float", "half", "to"}  # or returns the tensor itself
 
