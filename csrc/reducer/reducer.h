@@ -227,7 +227,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   // that compiled backwards delivered, early or not, in the last iteration that was looked at: the
   // first ones, until the buckets are rebuilt, and the one after look_again().
   size_t early_gradients() const { return computed_.count(); }
-  size_t compiled_gradients() const { return from_compiled_; }
+  size_t compiled_gradients() const { return record_.arrival.empty() ? 0 : from_compiled_; }
   const std::vector<const char*>& declined_gradients() const { return computed_.declined(); }
   void look_again() { looks_at_compiled_ = true; }
   // How gradients came into buckets and results out of them.

@@ -29,7 +29,10 @@ LATE = (
     f"{AT_ITS_END}: the model was compiled before it was wrapped. Wrap it before its first "
     "compiled forward, or call torch._dynamo.reset() after wrapping (docs/compile.md)"
 )
-
+_NOT_HEARD = (
+    "its graph was compiled within backward, as in a re-entrant checkpoint, or only some inputs "
+    "were asked for, as by backward(inputs=...)"
+)
 IN_VAIN = (
     "has compiled nothing: dynamo skips the frames of torch's own classes. Use torch.compile() of "
     "the module, or compile() of a module of your own around it (docs/compile.md)"
@@ -72,7 +75,7 @@ class Graphs:
         if self.cut:
             return [f"torch.compile: graphs are cut where buckets end, because {self.why_cut}"]
         if self.are_late(reducer) and not declined:
-            why = _why_unseen(model)
+            why = _why_unseen(model) or (_NOT_HEARD if self.whole else "")
             return [f"{AT_ITS_END}: {why} (docs/compile.md)" if why else LATE]
         if not compiled:
             return _compiled_in_vain(model.module)

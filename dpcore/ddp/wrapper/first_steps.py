@@ -128,6 +128,7 @@ class FirstSteps:
         self.measured_in_vain = 0  # steps whose measurements were implausible
         self._graphs = 0  # that dynamo had compiled before the last step
         self._left_out = 0  # steps in which it compiled
+        self._looked_at = 0  # how many backwards had been averaged then
         self.is_settled = False
 
     def were_compiling(self, model: Wrapped) -> bool:
@@ -140,6 +141,9 @@ class FirstSteps:
         """All ranks call it before each synchronised forward, until the model is settled."""
         reducer = model._reducer
         if reducer.wants_rebuild:
+            if reducer.completed == self._looked_at:
+                return  # a second forward of this step: nothing has been measured since the first
+            self._looked_at = reducer.completed
             model._rebuild_buckets()
             model._graphs.warn(model)
             trace_facts.note(model)
