@@ -1,5 +1,5 @@
-"""What recorded steps show beside their events: when forward begins with which module, and how much
-of a core the program uses.
+"""What recorded steps show beside their events: when forward begins with which module, how much of
+a core the program uses, and how long the optimizer takes.
 
 Modules are seen once per model, in one recorded forward, by hooks that are removed after it. In a
 program that has compiled code they are not looked at, since hooks would compile it again.
@@ -26,6 +26,9 @@ class StepFacts:
         self._begin = self._end = 0  # of the forward that was looked at
         self._step = (0, 0)  # begin of this step, and what its thread had used of processors
         self._busy: float | None = None
+        self._optimizer_begin = 0
+        self._optimizers = 0  # nanoseconds that they have taken since forward began
+        self._update: int | None = None  # the least of a step
 
     def forward_begins(self) -> None:
         """Of a step that is recorded."""
@@ -35,6 +38,7 @@ class StepFacts:
             for module in self._root.modules():
                 self._handles.append(module.register_forward_pre_hook(self._saw))
             self._begin = time.monotonic_ns()
+        self._end_step()
         self._step = time.monotonic_ns(), time.thread_time_ns()
 
     def forward_ends(self) -> None:
@@ -49,11 +53,27 @@ class StepFacts:
         share = (time.thread_time_ns() - used) / max(1, time.monotonic_ns() - begin)
         self._busy = max(self._busy or 0.0, min(1.0, share))
 
+    def optimizer_begins(self) -> None:
+        """Of a program that steps by itself."""
+        self._optimizer_begin = time.monotonic_ns()
+
+    def optimizer_ends(self) -> None:
+        if self._optimizer_begin:
+            self._optimizers += time.monotonic_ns() - self._optimizer_begin
+            self._optimizer_begin = 0
+
+    def _end_step(self) -> None:
+        """The first step of an optimizer makes its state, so the least one counts."""
+        if self._optimizers:
+            self._update = min(self._update or self._optimizers, self._optimizers)
+            self._optimizers = 0
+
     def facts(self) -> dict[str, Any]:
         """``modules`` in the order of forward: the gradients of each, and the share of forward that
         is over when it begins; empty where nothing was seen. A module that is not called, since
         another one reads its parameters, begins with the one that holds it. ``busy``: the share of
-        forward and backward in which their thread used a core."""
+        forward and backward in which their thread used a core. ``update_ms``: of a step's
+        optimizers, where the program steps them."""
         found: list[tuple[int, list[int]]] = []
         if self._end > self._begin:
             numbers = {id(module): list(own) for module, own in self._modules}
@@ -64,8 +84,10 @@ class StepFacts:
             {"gradients": gradients, "begin": round((begin - self._begin) / seconds, 4)}
             for begin, gradients in found
         ]
+        self._end_step()
         busy = {} if self._busy is None else {"busy": round(self._busy, 3)}
-        return {"modules": modules, **busy}
+        update = {} if self._update is None else {"update_ms": round(self._update * 1e-6, 3)}
+        return {"modules": modules, **busy, **update}
 
     def _saw(self, module: Any, _: Any) -> None:
         self._begins.setdefault(id(module), time.monotonic_ns())

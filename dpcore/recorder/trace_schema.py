@@ -60,7 +60,8 @@ _MODEL = Fields(
     {"number": whole(), "name": TEXT, "schedule": TEXT, "parameter_bytes": ListOf(whole()),
      "bucket_caps": ListOf(whole()), "modules": ListOf(_MODULE),
      "compiled": ListOf(TEXT), "local_updates": _LOCAL_UPDATES,
-     "busy": number(0, 1, "a share of time, from 0 to 1")},
+     "busy": number(0, 1, "a share of time, from 0 to 1"),
+     "update_ms": number(0, _MOST_US * 1e-3, "milliseconds, 0 or more")},
     _numbers_agree,
 )  # fmt: skip
 

@@ -1,6 +1,7 @@
 """What the simulator reads from records: each step, modules, the optimizer, and no waits."""
 
 import json
+import time
 
 import pytest
 import torch
@@ -119,6 +120,41 @@ def test_layers_that_sleep_are_not_busy(tmp_path):
     assert work.on(3).busy == work.busy * 3
     one_core = Processors(cores=1, ranks=4)
     assert predict(work.on(4), Speed(1e12), "oracle", processors=one_core).step_ms < 150
+
+
+def test_a_run_says_how_long_its_optimizer_takes(tmp_path, monkeypatch):
+    taken = iter([0.03, 0.01, 0.02])
+
+    def step(self, closure=None):
+        time.sleep(next(taken))
+
+    monkeypatch.setattr(torch.optim.SGD, "step", torch.optim.Optimizer.profile_hook_step(step))
+
+    def body(comm):
+        model = dpcore.DataParallel(layers([64] * 3, 0.001, 0.001)[0], comm=comm)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        with dpcore.trace(tmp_path / "run.json", comm=comm):
+            for _ in range(3):
+                model(torch.ones(4)).sum().backward()
+                optimizer.step()
+
+    dpcore.spawn(body, 1, mode="threads")
+    work = gradients_of(tmp_path / "run.json")
+    assert 0.01 <= work.update[0] < 0.02
+    assert not work.unknown
+    alone = predict(work, Speed(1e12), "bucketed").step_ms
+    assert alone >= 1e3 * (work.compute_seconds + work.update[0]) * 0.999
+
+
+def test_an_optimizer_that_is_not_recorded_is_said(tmp_path):
+    def body(comm):
+        model = dpcore.DataParallel(layers([64] * 3, 0.001, 0.001)[0], comm=comm)
+        with dpcore.trace(tmp_path / "run.json", comm=comm):
+            model(torch.ones(4)).sum().backward()
+
+    dpcore.spawn(body, 1, mode="threads")
+    (unknown,) = gradients_of(tmp_path / "run.json").unknown
+    assert unknown == "the optimizer's step (it is taken to take no time)"
 
 
 class Crossed(nn.Module):

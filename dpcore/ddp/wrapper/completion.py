@@ -89,6 +89,8 @@ def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if model is not None:
             not_finite.check(model, optimizer)
             model._observer.before_step(optimizer)
+        if model is not None and model._across is None and model._reducer.is_recorded:
+            model._step_facts.optimizer_begins()
     models = [model for owner in known[1] if (model := owner()) is not None]
     local_notes.before_step(optimizer, models, _all)
 
@@ -96,8 +98,10 @@ def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
 def _after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     for owner in _trained_by[optimizer][1] if optimizer in _trained_by else ():
         model = owner()
-        if model is not None and model._mistakes.is_on:
-            model._observer.after_step(optimizer)
+        if model is not None:
+            model._step_facts.optimizer_ends()
+            if model._mistakes.is_on:
+                model._observer.after_step(optimizer)
 
 
 def _check_averaged(optimizer: torch.optim.Optimizer, model: Wrapped) -> None:

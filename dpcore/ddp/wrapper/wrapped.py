@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from dpcore import _C
     from dpcore.ddp.wrapper.delayed import DelayedGradients
     from dpcore.ddp.wrapper.model_group import ModelGroup
+    from dpcore.recorder.step_facts import StepFacts
 
 
 class Choices(Protocol):
@@ -114,6 +115,7 @@ class Wrapped(Protocol):
     logger: Any
     _mistakes: Any  # Reports and Observer of mistakes/
     _observer: Any
+    _step_facts: StepFacts
 
     @property
     def _first_steps(self) -> Choices: ...

@@ -236,6 +236,9 @@ def _of_trace(path: Path, more: Sequence[Path]) -> Gradients:
     caps, unknown = _caps_of(run, model, sizes, by_bucket)
     if "busy" not in model and not by_bucket:
         unknown.append("how busy a core was (it is taken to compute all the time)")
+    stepped = model.get("update_ms", 0.0) * 1e-3  # by the program itself
+    if not stepped and not any(step.update for steps in by_rank for step in steps):
+        unknown.append("the optimizer's step (it is taken to take no time)")
 
     def made(times: Sequence[_Times], spread: tuple[Gradients, ...] = ()) -> Gradients:
         return Gradients(
@@ -243,7 +246,7 @@ def _of_trace(path: Path, more: Sequence[Path]) -> Gradients:
             [t.ready for t in times], caps,
             modules=[module["gradients"] for module in modules],
             begins=[[module["begin"] * t.forward for module in modules] for t in times],
-            update=[t.update * (_parts_of(model, run.world_size)) for t in times],
+            update=[t.update * _parts_of(model, run.world_size) or stepped for t in times],
             spread=spread, busy=[model.get("busy", 1.0)] * len(times), unknown=tuple(unknown),
         )  # fmt: skip
 
