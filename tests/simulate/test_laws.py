@@ -1,6 +1,7 @@
 """Laws that predictions keep from 1 to 4,096 ranks, for drawn operations and links."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -109,6 +110,23 @@ def test_no_step_is_shorter_than_its_bound(schedule, world):
         predicted = predict(work(world), link, schedule, 4)
         across = schedule in ("dear", "zero1")
         assert predicted.step_ms >= bound_seconds(work(world), link, across) * 1e3 * 0.999
+
+
+@pytest.mark.parametrize("schedule", ["bucketed", "priority", "dear", "zero1"])
+@pytest.mark.parametrize("world", [1, 2, 64])
+def test_the_optimizer_is_part_of_the_bound(schedule, world):
+    """Nothing hides it; under zero1 each rank steps its part."""
+    costly = replace(work(1), update=[0.03]).on(world)
+    alone_ms = 60 + 30 / (world if schedule == "zero1" else 1)
+    fast = predict(costly, Speed(1e14, 1e-9), schedule, 4)
+    assert (fast.step_ms, fast.bound_ms) == pytest.approx((alone_ms, alone_ms), rel=2e-3)
+    for link in (Speed(1.25e8, 50e-6), Speed(1.25e9, 5e-6)):
+        predicted = predict(costly, link, schedule, 4)
+        assert predicted.step_ms >= predicted.bound_ms * 0.999
+    if schedule == "bucketed" and world > 1:  # the optimizer comes after all bytes
+        free = predict(work(world), Speed(1.25e8, 50e-6), schedule, 4)
+        slow = predict(costly, Speed(1.25e8, 50e-6), schedule, 4)
+        assert slow.bound_ms == pytest.approx(free.bound_ms + 30)
 
 
 @pytest.mark.parametrize("schedule", ["bucketed", "sequential", "dear"])

@@ -96,6 +96,10 @@ def test_what_is_told_and_what_is_drawn(folder, capsys):
     said = " ".join(capsys.readouterr().out.split())
     assert "1 of 2 were measured" in said
     assert "Computing alone took 90.0 ms where they were measured, and 120 ms" in said
+    (folder / "run.json").write_text(json.dumps(described | {"update_ms": 30}))
+    assert main([*asked, "--schedule", "bucketed:1"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Computing alone took 90.0 ms where they were measured, and 120 ms" in said
 
 
 def test_a_file_of_predictions_without_measurements(folder, capsys):

@@ -78,6 +78,19 @@ def test_until_closes_in():
     assert len(found.steps) < 25
 
 
+def test_until_knows_the_optimizer(described, capsys):
+    content = json.loads(Path(described).read_text())
+    Path(described).write_text(json.dumps({**content, "update_ms": 60}))
+    asked = ["simulate", described, "--link", "1000gbit,1us", "--schedule", "bucketed"]
+    assert main([*asked, "--until", "0.9"]) == 0
+    said = capsys.readouterr().out
+    assert "keeps 90% of each rank's speed up to 4096 ranks" in said
+    assert re.search(r" 2 ranks +150 ms +100%", said)
+    assert main(asked) == 0
+    said = capsys.readouterr().out
+    assert "forward, backward and the optimizer of all parameters take at least 150 ms" in said
+
+
 @pytest.mark.parametrize(
     ("algorithm", "most"), [("recursive_doubling", 4096), ("halving_doubling", 4096), ("tree", 64)]
 )

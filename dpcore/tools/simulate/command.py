@@ -46,7 +46,7 @@ from dpcore.tools.simulate.questions import (
 )
 from dpcore.tools.simulate.recording import Recording
 from dpcore.tools.simulate.stragglers import Stragglers
-from dpcore.tools.simulate.training import Prediction, predict
+from dpcore.tools.simulate.training import Prediction, alone_seconds, predict
 
 LOCAL = "local"
 DEFAULT_SCHEDULES = (
@@ -134,7 +134,7 @@ def run(options: argparse.Namespace) -> int:
                 lines.append(facts | asdict(one) | beside)
             if not options.json and options.csv != _PRINTED:
                 _tell(work, words, predictions, ranges, besides)
-                _tell_of_measured(options, besides, work.compute_seconds * 1e3)
+                _tell_of_measured(options, besides, alone_seconds(work) * 1e3)
     if options.csv is not None:
         _write_csv(options.csv, csv_of(lines, bool(measured)))
     if options.json:
@@ -272,7 +272,7 @@ def _until(
         powers,
         links.ranks_per_host,
     )
-    alone_ms = recorded.compute_seconds * 1e3
+    alone_ms = alone_seconds(recorded) * 1e3
     if not options.json:
         kept = f"{options.until:.0%} of each rank's speed"
         said = f"keeps {kept} up to {found.world} ranks"
@@ -318,13 +318,11 @@ def _tell(
 ) -> None:
     nbytes = sum(work.sizes)
     bound_ms = min(one.bound_ms for one in predictions)
-    what, who = ("parameters", "A step computes for") if work.updates else (
-        "gradients", "Forward and backward take",
-    )  # fmt: skip
+    what = "parameters" if work.updates else "gradients"
     print(
         f"{len(work.sizes)} {what} of {nbytes / 2**20:.1f} MiB, {work.world} ranks, "
-        f"link {link}. {who} at least "
-        f"{short(work.compute_seconds * 1e3)} ms; with communication over this link no "
+        f"link {link}. As recorded, {_who_computes(work)} at least "
+        f"{short(alone_seconds(work) * 1e3)} ms; with communication over this link no "
         f"step is shorter than {short(bound_ms)} ms"
     )
     if is_extrapolated(work.world):
@@ -333,6 +331,14 @@ def _tell(
         print(f"Not in the recording: {'; '.join(work.unknown)}.")
     print(f"Interval from {ranges[0].source}. Not modelled: {NOT_MODELLED}.")
     _print_table(predictions, ranges, besides)
+
+
+def _who_computes(work: Gradients) -> str:
+    if work.updates:
+        return "a step computes for"
+    if any(work.update):
+        return "forward, backward and the optimizer of all parameters take"
+    return "forward and backward take"
 
 
 def _print_table(

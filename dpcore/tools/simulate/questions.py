@@ -23,7 +23,7 @@ from dpcore.tools.simulate.links import Links
 from dpcore.tools.simulate.processors import Processors
 from dpcore.tools.simulate.residuals import measured_between, varied
 from dpcore.tools.simulate.shapes import POWERS_OF_TWO
-from dpcore.tools.simulate.training import Prediction
+from dpcore.tools.simulate.training import Prediction, alone_seconds
 
 MOST_RANKS = 4096
 _MEASURED_RANKS = 8  # beyond, no prediction was compared with a run
@@ -157,7 +157,7 @@ def until(
     >>> until(work, 0.9, lambda world: 900 + world).world
     100
     """
-    alone = recorded.compute_seconds * 1e3
+    alone = alone_seconds(recorded) * 1e3
     tried: dict[int, float] = {}
 
     def keeps(world: int) -> bool:

@@ -47,8 +47,9 @@ class Prediction:
     """Milliseconds of a step in a long training, of the rank that takes longest: forward, backward,
     the optimizer where its time is known, and communication. ``exposed_ms``: what ranks wait, in
     the mean; ``waits`` has it by what they wait for. ``bound_ms``: no step is shorter, since the
-    first gradient has to be there before the NIC has anything to do, or, where communication goes
-    on under the next forward, since all bytes have to pass the NIC. ``bucket_cap_mb``: what was
+    first gradient has to be there before the NIC has anything to do and the optimizer comes after
+    all bytes, or, where communication goes on under the next forward, since all bytes have to pass
+    the NIC. ``bucket_cap_mb``: what was
     asked for, or None for the caps that come with the gradients; ``caps_mb``: those of the buckets.
     """
 
@@ -126,7 +127,9 @@ def predict(
             until_steady=named and not stragglers.are_drawn,
         )
         last = _LAST if not named else 1 if len(steps[0].ends) < STEPS else _LAST_DRAWN
-        bound = bound_seconds(work, link, across, 1.0 if hook is None else hook.share)
+        share = 1.0 if hook is None else hook.share
+        parts = work.world if heard[0].updates_parts else 1
+        bound = bound_seconds(work, link, across, share, parts)
     waits = _waits(steps, last)
     return Prediction(
         schedule=name,
@@ -182,18 +185,29 @@ def _check(work: Gradients, schedule: Any, cap_mb: float | None) -> None:
         )
 
 
+def alone_seconds(work: Gradients, parts: int = 1) -> float:
+    """Forward, backward and the optimizer of the rank that takes longest. ``parts``: among how
+    many ranks the optimizer's work is divided."""
+    times = zip(work.forward, work.backward, work.update, strict=True)
+    return max(forward + backward + update / parts for forward, backward, update in times)
+
+
 def bound_seconds(
-    work: Gradients, link: Speed | Links, across: bool = False, share: float = 1.0
+    work: Gradients,
+    link: Speed | Links,
+    across: bool = False,
+    share: float = 1.0,
+    parts: int = 1,
 ) -> float:
-    """Computing alone, or the time to the first gradient and all bytes at full bandwidth; if
-    communication goes on ``across`` steps, computing alone or all bytes. ``share``: of the bytes,
-    what travels."""
-    computed = work.compute_seconds
+    """Computing alone, or the time to the first gradient, all bytes at full bandwidth and the
+    optimizer; if communication goes on ``across`` steps, computing alone or all bytes. ``share``:
+    of the bytes, what travels. ``parts``: as of ``alone_seconds``."""
+    computed = alone_seconds(work, parts)
     if work.world == 1:
         return computed
     first = max(f + min(r) for f, r in zip(work.forward, work.ready, strict=True))
     sending = Links.of(link).least_seconds(round(sum(work.sizes) * share), work.world)
-    return max(computed, sending if across else first + sending)
+    return max(computed, sending if across else first + sending + min(work.update))
 
 
 def _named(schedule: str) -> Any:
