@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from dpcore.base.link import Speed
-from dpcore.tools.simulate import Gradients, NetworkOperation, predict
+from dpcore.tools.simulate import Gradients, LocalUpdates, NetworkOperation, Stragglers, predict
 from dpcore.tools.simulate.classes import RepresentativeNetwork
 from dpcore.tools.simulate.training import bound_seconds
 
@@ -110,6 +110,23 @@ def test_no_step_is_shorter_than_its_bound(schedule, world):
         predicted = predict(work(world), link, schedule, 4)
         across = schedule in ("dear", "zero1")
         assert predicted.step_ms >= bound_seconds(work(world), link, across) * 1e3 * 0.999
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        Stragglers(factors=(0.5,)),
+        Stragglers(factors=(0.2, 0.7)),
+        Stragglers(normal=0.5),
+        Stragglers(exponential=0.1, factors=(0.3,)),
+    ],
+)
+@pytest.mark.parametrize("schedule", ["bucketed", "sequential", "zero1", LocalUpdates(4)])
+def test_no_step_is_shorter_than_its_bound_with_ranks_faster_than_recorded(schedule, how):
+    costly = replace(work(1), update=[0.03]).on(2)
+    for link in (Speed(1.25e8, 50e-6), Speed(1.25e10, 5e-6)):
+        predicted = predict(costly, link, schedule, 4, stragglers=how)
+        assert predicted.step_ms >= predicted.bound_ms * 0.999
 
 
 @pytest.mark.parametrize("schedule", ["bucketed", "priority", "dear", "zero1"])

@@ -49,7 +49,7 @@ class Prediction:
     the mean; ``waits`` has it by what they wait for. ``bound_ms``: no step is shorter, since the
     first gradient has to be there before the NIC has anything to do and the optimizer comes after
     all bytes, or, where communication goes on under the next forward, since all bytes have to pass
-    the NIC. ``bucket_cap_mb``: what was
+    the NIC. Stragglers are taken to compute as in their fastest step. ``bucket_cap_mb``: what was
     asked for, or None for the caps that come with the gradients; ``caps_mb``: those of the buckets.
     """
 
@@ -99,7 +99,8 @@ def predict(
             raise Unsupported(f"{schedule.words}: hooks are for gradients, and these send none")
         name, last = schedule.name, schedule.sync_every
         steps = run(network, local_ranks(work, network, schedule, pace), until_steady=False)
-        bound = bound_seconds(work, link, True, schedule.share(work.world))
+        fastest = stragglers.fastest(work, 2 * schedule.sync_every)
+        bound = bound_seconds(fastest, link, True, schedule.share(work.world))
     else:
         named = isinstance(schedule, str)
         name = schedule if named else name_of(schedule)
@@ -129,7 +130,7 @@ def predict(
         last = _LAST if not named else 1 if len(steps[0].ends) < STEPS else _LAST_DRAWN
         share = 1.0 if hook is None else hook.share
         parts = work.world if heard[0].updates_parts else 1
-        bound = bound_seconds(work, link, across, share, parts)
+        bound = bound_seconds(stragglers.fastest(work, STEPS), link, across, share, parts)
     waits = _waits(steps, last)
     return Prediction(
         schedule=name,
