@@ -274,6 +274,10 @@ def test_candidates_are_what_can_be_chosen():
         (["--link", "1gbit", "--straggler", "late"], "recorded, exponential:0.1"),
         (["--link", "1gbit", "--straggler", "normal:-1"], "for example --straggler normal:0.1"),
         (["--link", "1gbit", "--hook", "half"], "'half' .* for example --hook 0.5"),
+        (["--link", "1gbit", "--best", "--schedule", "flat"], "--schedule .* --best tries all"),
+        (["--link", "1gbit", "--best", "--algorithm", "ring"], "--algorithm .* --best tries all"),
+        (["--link", "1gbit", "--until", "0.9", "--best"], "--best .* --until asks for ranks"),
+        (["--link", "1gbit", "--until", "0.9", "--world", "4"], "--world .* --until asks"),
     ],
 )
 def test_mistakes_are_explained(described, capsys, options, message):

@@ -61,6 +61,7 @@ NOT_MODELLED = "memory bandwidth that ranks of a host share; other jobs on the n
 
 def run(options: argparse.Namespace) -> int:
     """Predicts and prints; the exit status."""
+    _refuse_what_would_do_nothing(options)
     on_hosts = options.ranks_per_host > 1
     options.algorithm = options.algorithm or ["hierarchical" if on_hosts else "two_shot"]
     if any(map(is_graph, options.gradients)):
@@ -76,7 +77,6 @@ def run(options: argparse.Namespace) -> int:
     processors = calibration.processors if calibration else Processors.free()
     stragglers = stragglers_of(options.straggler) if options.straggler else Stragglers()
     hook = hook_of(options.hook) if options.hook else None
-    _refuse_what_would_do_nothing(options)
     measured = read_measured(options.measured) if options.measured else []
     asked = [
         Asked(*_schedule_and_cap(text, recorded), algorithm)
@@ -144,10 +144,15 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _refuse_what_would_do_nothing(options: argparse.Namespace) -> None:
+    """Before an option gets its default."""
     if options.until is not None:
-        for name in ("csv", "measured"):
+        for name in ("best", "world", "csv", "measured"):
             if getattr(options, name):
                 raise Unsupported(f"--{name} is for predictions, and --until asks for ranks")
+    if options.best:
+        for name in ("schedule", "algorithm"):
+            if getattr(options, name):
+                raise Unsupported(f"--{name} says what to predict, and --best tries all")
     if options.json and options.csv == _PRINTED:
         raise Unsupported("--json and --csv - both print: leave one out")
 
