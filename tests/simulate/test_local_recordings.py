@@ -53,7 +53,9 @@ def test_what_has_no_gradients_is_asked_for_none(tmp_path, capsys):
     asked = ["simulate", str(path), "--link", "1gbit"]
     for more in (["--best"], ["--schedule", "bucketed"], ["--page", str(tmp_path / "x.html")]):
         assert main([*asked, *more]) == 2
-    capsys.readouterr()
+    said = capsys.readouterr().err
+    assert f"--best compares schedules of gradients, and {path} has none" in said
+    assert "'bucketed': the recording is of local updates" in said
     assert main([*asked, "--json"]) == 0
     (line,) = json.loads(capsys.readouterr().out)
     assert line["schedule"] == "local:4" and "gradients" in line["unknown"][0]

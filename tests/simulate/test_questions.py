@@ -183,6 +183,14 @@ def test_without_words_schedules_across_steps_are_predicted_too(described, capsy
     assert set(ACROSS_STEPS) < {line["schedule"] for line in lines}
 
 
+def test_with_a_hook_only_schedules_that_work_with_one_are_predicted(described, capsys):
+    """The example of ``simulate --help``."""
+    asked = [described, "--link", "1gbit,50us", "--straggler", "exponential:0.1", "--hook", "0.5"]
+    for more in ([], ["--best"]):
+        found = {line["schedule"] for line in answers(capsys, *asked, *more)}
+        assert {"bucketed", "sequential"} <= found and found.isdisjoint(ACROSS_STEPS)
+
+
 def test_hosts_that_share_a_card(described, capsys):
     levels = ["--intra", "50gbit,2us", "--inter", "1gbit,50us", "--world", "4"]
     levels += ["--algorithm", "two_shot"]

@@ -67,6 +67,11 @@ def run(options: argparse.Namespace) -> int:
     if any(map(is_graph, options.gradients)):
         return _run_graphs(options)
     recorded = gradients_of(*options.gradients)
+    if options.best and recorded.updates:
+        raise Unsupported(
+            f"--best compares schedules of gradients, and {options.gradients[0]} has none: it is a "
+            "recording of local updates. Name local:16 and the like in --schedule"
+        )
     for name in options.algorithm:
         if not is_own(name) and name not in (AUTO, *algorithms_of("all_reduce")):
             known = ", ".join((*algorithms_of("all_reduce"), AUTO))
@@ -80,7 +85,7 @@ def run(options: argparse.Namespace) -> int:
     measured = read_measured(options.measured) if options.measured else []
     asked = [
         Asked(*_schedule_and_cap(text, recorded), algorithm)
-        for text in options.schedule or ([LOCAL] if recorded.updates else DEFAULT_SCHEDULES)
+        for text in options.schedule or _schedules_for(recorded, hook)
         for algorithm in options.algorithm[: 1 if text == "oracle" else None]
     ]
 
@@ -111,7 +116,7 @@ def run(options: argparse.Namespace) -> int:
             work = on_ranks(recorded, world)
             found = [
                 (one, predicted(one, work, links))
-                for one in (candidates(work, links) if options.best else asked)
+                for one in (candidates(work, links, hook is not None) if options.best else asked)
             ]
             if options.best:
                 found = _different(sorted(found, key=lambda pair: pair[1].step_ms))
@@ -141,6 +146,13 @@ def run(options: argparse.Namespace) -> int:
         json.dump(lines, sys.stdout, indent=1)
         print()
     return 0
+
+
+def _schedules_for(recorded: Gradients, hook: Hook | None) -> Sequence[str]:
+    """All that can be predicted, where none is named."""
+    if recorded.updates:
+        return [LOCAL]
+    return [name for name in DEFAULT_SCHEDULES if hook is None or name not in ACROSS_STEPS]
 
 
 def _refuse_what_would_do_nothing(options: argparse.Namespace) -> None:

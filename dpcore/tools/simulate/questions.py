@@ -96,8 +96,9 @@ def interval(
     return Interval(round(low, 3), round(high, 3), ", ".join(sources))
 
 
-def candidates(work: Gradients, links: Links) -> list[Asked]:
-    """All named schedules with several sizes of buckets and algorithms."""
+def candidates(work: Gradients, links: Links, hooked: bool = False) -> list[Asked]:
+    """All named schedules with several sizes of buckets and algorithms. ``hooked``: only those that
+    work with a communication hook."""
     algorithms = [*_ALGORITHMS]
     if 1 < links.ranks_per_host < work.world:
         algorithms.append("hierarchical")
@@ -107,6 +108,7 @@ def candidates(work: Gradients, links: Links) -> list[Asked]:
     return [
         Asked(schedule, cap, algorithm)
         for schedule in _SCHEDULES
+        if not (hooked and schedule in ACROSS_STEPS)
         for cap in _CAPS_MB
         for algorithm in algorithms
     ]
