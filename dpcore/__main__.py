@@ -356,7 +356,7 @@ def _add_simulate(commands: Commands) -> None:
         metavar="SHARE",
         help="a hook that sends this share of the bytes; 0.5,0.2,0.1: with ms per MiB around it",
     )
-    types.add(simulate, "--world", said="default: the trace's")
+    types.add(simulate, "--world", said="default: those of the trace, at least 2")
     simulate.add_argument(
         "--best", action="store_true", help="try schedules, sizes and algorithms; the best first"
     )

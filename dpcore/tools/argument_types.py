@@ -93,7 +93,7 @@ def _links(text: str) -> list[str]:
         elif found and found[-1] and word:
             found[-1] += f",{word}"
         else:
-            raise ValueError(f"{word!r} is not a link; write none or a rate such as 1gbit")
+            raise ValueError(f"{word!r} is not a link; write a rate such as 1gbit")
     for words in filter(None, found):
         parse_speed(words)
     if len(set(found)) < len(found):
@@ -183,10 +183,7 @@ SIZES, QUICK_SIZES = "8:64M:8x", "8:8M:64x"
 _SCHEDULES = "launch schedules, each with :MIB behind it for the size of buckets"
 _GRAMMAR: dict[str, tuple[str, dict[str, Any]]] = {
     "--world": ("ranks, several numbers with commas", {"type": worlds, "metavar": "N,..."}),
-    "--link": (
-        "1gbit,50us or none, several with commas",
-        {"type": links, "metavar": "LINKS"},
-    ),
+    "--link": ("1gbit,50us, several with commas", {"type": links, "metavar": "LINKS"}),
     "--intra": ("one link", {"type": link, "metavar": "LINK"}),
     "--inter": ("one link", {"type": link, "metavar": "LINK"}),
     "--schedule": (_SCHEDULES, {"type": names, "metavar": "NAMES"}),

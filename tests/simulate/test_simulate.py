@@ -200,10 +200,19 @@ def test_the_command_prints_a_table_and_json(tmp_path, capsys):
     assert (line["schedule"], line["algorithm"], line["buckets"]) == ("flat", "ring", 1)
 
 
+def test_the_help_offers_no_link_none(capsys):
+    with pytest.raises(SystemExit):
+        main(["simulate", "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "or none" not in said
+    assert "(default: those of the trace, at least 2)" in said
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--link", "fast"], "--link: 'fast' is not a link; write none or a rate"),
+        (["--link", "fast"], "--link: 'fast' is not a link; write a rate such as 1gbit"),
+        (["--link", "none"], "--link none: a prediction is for a link, such as 1gbit,50us"),
         (["--link", "0gbit"], "'0gbit' is out of range"),
         (["--link", "1gbit", "--world", "-3"], "--world: '-3' is not a whole number of ranks"),
         (["--link", "1gbit", "--world", "0"], "--world: '0' is not a whole number of ranks"),

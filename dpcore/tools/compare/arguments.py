@@ -85,7 +85,7 @@ def add_arguments(made: argparse.ArgumentParser) -> None:
         help="where ranks train (default: %(default)s)",
     )  # fmt: skip
     add("--amp", action="store_true", help="steps run under torch.autocast in bfloat16")
-    types.add(training, "--link", "none")
+    types.add(training, "--link", "none", "or none, which is the default")
     add("--emulated", action="store_true", help="emulate links, also as root")
     add(
         "--threads", type=types.whole(1, 1024), metavar="N",
