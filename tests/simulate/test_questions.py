@@ -279,6 +279,7 @@ def test_candidates_are_what_can_be_chosen():
         (["--link", "1gbit", "--until", "1.5"], "'1.5' is not a share"),
         (["--intra", "1gbit,10gbit", "--inter", "1gbit"], "is not one link"),
         (["--link", "1gbit", "--schedule", "local:soon"], "'soon' .* for example .*local:16"),
+        (["--link", "1gbit", "--schedule", "local:10001"], "local:10001: at most 10,000 steps"),
         (["--link", "1gbit", "--straggler", "late"], "recorded, exponential:0.1"),
         (["--link", "1gbit", "--straggler", "normal:-1"], "for example --straggler normal:0.1"),
         (["--link", "1gbit", "--hook", "half"], "'half' .* for example --hook 0.5"),

@@ -40,6 +40,7 @@ _LAST = 5  # steps that count, after which a schedule has learned what it learns
 _LAST_DRAWN = 15  # the same where no two steps are alike
 _CAPS_ACROSS_STEPS = (1 << 20,)  # of DataParallel
 _MOST_BYTES = 1 << 40
+_MOST_LOCAL_STEPS = 10_000
 
 
 @dataclass(frozen=True)
@@ -176,6 +177,11 @@ def _check(work: Gradients, schedule: Any, cap_mb: float | None) -> None:
             f"schedule {schedule if isinstance(schedule, str) else name_of(schedule)!r}: the "
             "recording is of local updates, which has no gradients, so only local:16 and the like "
             "can be predicted. For other schedules record steps of a dpcore.DataParallel"
+        )
+    if isinstance(schedule, LocalUpdates) and schedule.sync_every > _MOST_LOCAL_STEPS:
+        raise Unsupported(
+            f"{schedule.name}: at most {_MOST_LOCAL_STEPS:,} steps between two syncs can be "
+            "simulated, since each of them is"
         )
     if cap_mb is not None and not 0 <= cap_mb < math.inf:
         raise Unsupported(f"bucket_cap_mb={cap_mb}: a size of buckets is a number from 0 on")
