@@ -143,6 +143,42 @@ def test_mistakes_are_told_as_in_a_run(schedule, kind, message):
         predict(work(2), LINKS[0], schedule, 1)
 
 
+class Misspelt(Sequential):
+    def bucket_redy(self, control, bucket):
+        control.launch(bucket)
+
+
+def returns(method, what):
+    """A schedule of which one method returns this."""
+    return type("Mine", (Bucketed,), {method: lambda self, *arguments: what})
+
+
+LEGAL = (
+    r"\[all_reduce\], \[all_reduce, update\], \[reduce_scatter, all_gather, update\], "
+    r"\[reduce_scatter, update, all_gather\]"
+)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "message"),
+    (
+        (Misspelt, "schedule Misspelt: bucket_redy is not an event, .* is it bucket_ready"),
+        (Misspelt(), "bucket_redy is not an event"),
+        (returns("phases", ["update", "all_reduce"]),
+         rf"schedule 'Mine': phases \[update, all_reduce\]: a bucket may have {LEGAL}"),
+        (returns("phases", []), r"phases \[\]: a bucket may have"),
+        (returns("caps", []),
+         r"'Mine': caps\(\) returns no size of buckets; return at least one, in bytes"),
+        (returns("caps", [1 << 20, -5]), r"'Mine': caps\(\) returns -5; a size of buckets is"),
+        (returns("caps", [1.5]), r"'Mine': caps\(\) returns 1.5; a size of buckets is"),
+        (returns("caps", None), "'Mine': TypeError"),
+    ),
+)  # fmt: skip
+def test_what_data_parallel_refuses_is_refused(schedule, message):
+    with pytest.raises(Unsupported, match=message):
+        predict(work(2), LINKS[0], schedule, 1)
+
+
 class ByItsSize(Sequential):
     """Small buckets in one step, large ones in two."""
 

@@ -54,7 +54,7 @@ def checked(schedule: str | LaunchSchedule) -> str | LaunchSchedule:
             f"schedule: expected a name or a dpcore.LaunchSchedule, not a {type(schedule).__name__}"
         )
     else:
-        _check_methods(type(schedule))
+        check_methods(type(schedule))
         is_exact, name = schedule.is_exact(), type(schedule).__name__
     if not is_exact:
         warnings.warn(
@@ -73,7 +73,8 @@ def asked_for(schedule: str | LaunchSchedule) -> str:
     return schedule if isinstance(schedule, str) else "the program's own"
 
 
-def _check_methods(kind: type) -> None:
+def check_methods(kind: type) -> None:
+    """Raises if a public method is no event."""
     for base in kind.__mro__:
         if base is LaunchSchedule or not issubclass(base, LaunchSchedule):
             continue

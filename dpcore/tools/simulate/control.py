@@ -3,7 +3,8 @@
 ``Control`` is what a launch schedule calls: a ``LaunchControl`` as in a run, with the same errors.
 A bucket is launched in the common order of the ranks, awaited, and goes through its further phases:
 the second half of an all-reduce, the optimizer's update.
-``HeardSchedule`` is what a schedule says of itself, and the events that it hears.
+``HeardSchedule`` is what a schedule says of itself, and the events that it hears. A schedule that
+``DataParallel`` refuses is refused here.
 """
 
 from __future__ import annotations
@@ -12,12 +13,21 @@ import copy
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import groupby
+from numbers import Integral
 from typing import Any, NamedTuple
 
 from dpcore.base.user_code import naming_the_line
-from dpcore.errors import Error
+from dpcore.ddp.wrapper.launch_schedule import check_methods
+from dpcore.errors import Error, Unsupported
 from dpcore.tools.simulate.plan import Matching
 from dpcore.tools.simulate.turns import Flight, Note, Turns
+
+_PHASES = (
+    ["all_reduce"],
+    ["all_reduce", "update"],
+    ["reduce_scatter", "all_gather", "update"],
+    ["reduce_scatter", "update", "all_gather"],
+)
 
 
 def name_of(schedule: Any) -> str:
@@ -26,10 +36,44 @@ def name_of(schedule: Any) -> str:
 
 def copies_for(schedule: Any, ranks: int) -> list[Any]:
     """One for each rank, from a class or an object."""
+    check_methods(schedule if isinstance(schedule, type) else type(schedule))
     with naming_the_line(f"schedule {name_of(schedule)!r}"):
         if isinstance(schedule, type):
             return [schedule() for _ in range(ranks)]
         return [copy.deepcopy(schedule) for _ in range(ranks)]
+
+
+def phases_of(schedule: Any) -> list[str]:
+    """As csrc/reducer/phases/phases.cpp checks them."""
+    in_words = f"schedule {name_of(schedule)!r}"
+    with naming_the_line(in_words):
+        phases = list(map(str, schedule.phases()))
+    if phases not in _PHASES:
+        legal = ", ".join(map(_listed, _PHASES))
+        raise Unsupported(f"{in_words}: phases {_listed(phases)}: a bucket may have {legal}")
+    return phases
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"[{', '.join(names)}]"
+
+
+def caps_of(schedule: Any, wanted: Sequence[int]) -> list[int]:
+    """Bytes of buckets, of which there is at least one."""
+    in_words = f"schedule {name_of(schedule)!r}"
+    with naming_the_line(in_words):
+        caps = list(schedule.caps(wanted))
+    if not caps:
+        raise Unsupported(
+            f"{in_words}: caps() returns no size of buckets; return at least one, in bytes"
+        )
+    for cap in caps:
+        if not isinstance(cap, Integral) or int(cap) < 0:
+            raise Unsupported(
+                f"{in_words}: caps() returns {cap!r}; a size of buckets is a whole number of "
+                "bytes, from 0 on"
+            )
+    return list(map(int, caps))
 
 
 class Slice(NamedTuple):
@@ -50,9 +94,9 @@ class HeardSchedule:
         buckets = len(sizes)
         self._schedule = schedule
         self._in_words = f"schedule {name_of(schedule)!r}"
+        self.phases = phases_of(schedule)
         with naming_the_line(self._in_words):
             self.listens = frozenset(schedule.listens_to())
-            self.phases = list(schedule.phases())
             self.whole_buckets = int(schedule.whole_buckets())
             self.is_exact = bool(schedule.is_exact())
             self.order = list(schedule.order(buckets))

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from dpcore.base.link import Speed
-from dpcore.base.user_code import naming_the_line
 from dpcore.errors import Unsupported
 from dpcore.reference.buckets import plan_buckets
 from dpcore.reference.launches import ACROSS_STEPS, SCHEDULES, make_launch_schedule
@@ -24,7 +23,13 @@ from dpcore.tools.simulate.classes import (
     one_host_stands_for_all,
     stands_for_all,
 )
-from dpcore.tools.simulate.control import HeardSchedule, copies_for, name_of
+from dpcore.tools.simulate.control import (
+    HeardSchedule,
+    caps_of,
+    copies_for,
+    name_of,
+    phases_of,
+)
 from dpcore.tools.simulate.gradients import DEFAULT_CAPS, Gradients
 from dpcore.tools.simulate.links import Links
 from dpcore.tools.simulate.local_updates import LocalUpdates, local_ranks
@@ -106,9 +111,8 @@ def predict(
         named = isinstance(schedule, str)
         name = schedule if named else name_of(schedule)
         of_ranks = copies_for(_named(schedule) if named else schedule, network.ranks)
-        with naming_the_line(f"schedule {name!r}"):
-            across = "update" in of_ranks[0].phases()
-            caps = list(of_ranks[0].caps(_caps(work, across, bucket_cap_mb)))
+        across = "update" in phases_of(of_ranks[0])
+        caps = caps_of(of_ranks[0], _caps(work, across, bucket_cap_mb))
         if across and hook is not None:
             raise Unsupported(f"schedule {name!r} does not work with communication hooks")
         buckets = _buckets(work, caps, across)
