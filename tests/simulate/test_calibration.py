@@ -118,6 +118,31 @@ def test_the_measured_floors_are_what_the_simulator_says_of_them(tmp_path):
         assert operation.finished == pytest.approx([floor] * 2, rel=1e-3)
 
 
+def test_a_message_that_other_programs_hide_is_measured_again(capsys):
+    from dpcore.tools.diagnose import calibrate
+
+    floors = iter([5e-6, 4e-6, 5e-6, 5e-6, 4e-6, 34e-6])
+    assert calibrate._floors(lambda chunks: next(floors)) == (4e-6, pytest.approx(1e-6))
+    tried = []
+    few, message = calibrate._floors(lambda chunks: tried.append(chunks) or 5e-6)
+    assert (few, message, tried) == (5e-6, 0, [1, 16] * 4)
+    calibrate._tell_of_zeros({"message": 1e-6, "tcp_message": message})
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "too busy to measure tcp_message" in said
+
+
+def test_both_ranks_measure_as_often():
+    import dpcore
+    from dpcore.tools.diagnose import calibrate
+
+    def body(comm):
+        floors = iter([2.0, 1.0, 1.0, 16.0] if comm.rank == 0 else [1.0, 9.0, 3.0, 3.0])
+        few, message = calibrate._floors(lambda chunks: next(floors), calibrate._alike(comm))
+        return few, message, len(list(floors))
+
+    assert dpcore.spawn(body, 2) == [(1.0, 0.5, 0), (3.0, 0.5, 0)]
+
+
 def test_a_rank_may_measure_the_optimizer_more_often_than_the_other():
     """Each as often as it can; they meet before and after."""
     import dpcore

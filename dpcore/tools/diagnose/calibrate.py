@@ -20,6 +20,7 @@ import ctypes
 import json
 import os
 import resource
+import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -39,6 +40,7 @@ _LARGE = 8 << 20
 _TIMEOUT_SECONDS = 60.0
 _NEAR, _FAR = 1e-6, 1e-3  # latencies of emulated links: less than a thread's sleep, and more
 _SEGMENT = 64 << 10  # of a message in memory that ranks share
+_TRIES = 4  # of a difference that other programs may hide
 _CHUNKS = 16  # as many messages as fit a mailbox
 _SET_TIMER_SLACK = 29  # PR_SET_TIMERSLACK; 0 is the default
 _NAP_SECONDS = 1e-3  # about what a driving thread waits for a message
@@ -66,14 +68,14 @@ def _alone(seconds: float) -> dict[str, Any]:
         return measure(comm, 0, 1, seconds)
 
     def floors(comm: Communicator) -> tuple[float, float, float]:
-        few, many = (_all_reduce(comm, chunks, seconds) for chunks in (1, _CHUNKS))
-        message = max(0.0, many - few) / 2 / (_CHUNKS - 1)  # one that is sent and one that is taken
+        few, message = _floors(lambda chunks: _all_reduce(comm, chunks, seconds), _alike(comm))
         return few, message, _tcp_byte(comm, seconds) if comm.transport == "tcp" else 0.0
 
     in_memory = on_two(lambda comm: _in_memory(comm, seconds), transport="shm")
     near, message, _ = on_two(floors, transport="shm", link=_link_of(_NEAR))
     far, _, _ = on_two(floors, transport="shm", link=_link_of(_FAR))
     _, tcp_message, tcp_byte = on_two(floors, transport="tcp")
+    _tell_of_zeros({"message": message, "tcp_message": tcp_message})
     # On an emulated link nothing but its latency is waited for, twice, and two messages handled. On
     # a long one the thread sleeps until the last entry is seen, and until the messages arrive.
     operation = max(0.0, near - 2 * _NEAR - 2 * message)
@@ -92,6 +94,40 @@ def _alone(seconds: float) -> dict[str, Any]:
         "update_call": on_two(lambda comm: _update_call(comm, seconds), transport="shm"),
         **in_memory,
     }
+
+
+def _floors(
+    floor: Callable[[int], float], alike: Callable[[float], float] = float
+) -> tuple[float, float]:
+    """Seconds of an operation of one chunk, and of a message, by what an operation of many chunks
+    takes longer. Measured again where other programs hide that; 0 if they do so each time.
+    ``alike``: makes both ranks decide by the same number."""
+    for _ in range(_TRIES):
+        few, many = floor(1), floor(_CHUNKS)
+        if (more := alike(many - few)) > 0:
+            break
+    return few, max(0.0, more) / 2 / (_CHUNKS - 1)  # one that is sent and one that is taken
+
+
+def _alike(comm: Communicator) -> Callable[[float], float]:
+    import numpy as np
+
+    def of_rank_0(value: float) -> float:
+        values = np.array([value])
+        comm.broadcast(values, 0)
+        return float(values[0])
+
+    return of_rank_0
+
+
+def _tell_of_zeros(found: dict[str, float]) -> None:
+    for name, seconds in found.items():
+        if not seconds:
+            print(
+                f"dpcore calibrate: the machine is too busy to measure {name}, which is 0 in the "
+                "file; close other programs and calibrate again",
+                file=sys.stderr,
+            )
 
 
 def _link_of(latency: float) -> str:
