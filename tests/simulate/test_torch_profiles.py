@@ -62,7 +62,10 @@ def test_the_layout_of_most_steps_counts(tmp_path):
     assert len(work.spread) == 2
     assert work.forward == pytest.approx([5e-3]) and min(work.ready[0]) == pytest.approx(1e-3)
     assert work.unknown[0] == "bucket_cap_mb (the buckets are those of torch's default)"
-    assert work.unknown[1:] == ("how busy a core was (it is taken to compute all the time)",)
+    assert work.unknown[1:] == (
+        "how busy a core was (it is taken to compute all the time)",
+        "the optimizer's step (it is taken to take no time)",
+    )
 
 
 @pytest.mark.parametrize(("buckets", "cap"), [([2, 4, 6, 8], 2), ([8], 8)])
