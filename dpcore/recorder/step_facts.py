@@ -39,6 +39,7 @@ class StepFacts:
                 self._handles.append(module.register_forward_pre_hook(self._saw))
             self._begin = time.monotonic_ns()
         self._end_step()
+        self._optimizer_begin = 0  # one that calls a closure is no part of a step by itself
         self._step = time.monotonic_ns(), time.thread_time_ns()
 
     def forward_ends(self) -> None:

@@ -146,11 +146,25 @@ def test_a_run_says_how_long_its_optimizer_takes(tmp_path, monkeypatch):
     assert alone >= 1e3 * (work.compute_seconds + work.update[0]) * 0.999
 
 
-def test_an_optimizer_that_is_not_recorded_is_said(tmp_path):
+def with_closure(model):
+    def closure():
+        loss = model(torch.ones(4)).sum()
+        loss.backward()
+        return loss
+
+    torch.optim.SGD(model.parameters(), 0.1).step(closure)
+
+
+@pytest.mark.parametrize(
+    "train", [lambda model: model(torch.ones(4)).sum().backward(), with_closure]
+)
+def test_an_optimizer_that_is_not_recorded_is_said(train, tmp_path):
+    """One that calls forward and backward is no part of a step."""
+
     def body(comm):
         model = dpcore.DataParallel(layers([64] * 3, 0.001, 0.001)[0], comm=comm)
         with dpcore.trace(tmp_path / "run.json", comm=comm):
-            model(torch.ones(4)).sum().backward()
+            train(model)
 
     dpcore.spawn(body, 1, mode="threads")
     (unknown,) = gradients_of(tmp_path / "run.json").unknown

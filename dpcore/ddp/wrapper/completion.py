@@ -89,7 +89,12 @@ def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if model is not None:
             not_finite.check(model, optimizer)
             model._observer.before_step(optimizer)
-        if model is not None and model._across is None and model._reducer.is_recorded:
+        if (
+            model is not None
+            and model._across is None
+            and model._reducer.is_recorded
+            and torch._C._current_graph_task_id() < 0  # else it is a part of backward
+        ):
             model._step_facts.optimizer_begins()
     models = [model for owner in known[1] if (model := owner()) is not None]
     local_notes.before_step(optimizer, models, _all)
