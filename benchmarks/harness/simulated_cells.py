@@ -159,14 +159,7 @@ def work_of(record: dict[str, Any], contender: str = ORACLE) -> Gradients:
     if contender == TORCH:
         of_torch = Gradients(**record["torch_work"])
         work = replace(of_torch, update=work.update, busy=work.busy)
-    work = replace(
-        work,
-        forward=[seconds * factor for seconds in work.forward],
-        backward=[seconds * factor for seconds in work.backward],
-        update=[seconds * factor for seconds in work.update],
-        ready=[[seconds * factor for seconds in ready] for ready in work.ready],
-        begins=[[seconds * factor for seconds in begins] for begins in work.begins],
-    )
+    work = work.slowed_by([factor] * work.world)
     return work.on_cores_of_their_own(processors_of(record).cores, record["world"])
 
 

@@ -91,6 +91,18 @@ class Gradients:
             spread=tuple(each.like(ranks) for each in self.spread),
         )
 
+    def slowed_by(self, factors: Sequence[float]) -> Gradients:
+        """The same work where each rank takes so many times as long. ``spread`` stays as it is."""
+        pairs = partial(zip, factors, strict=True)  # with what there is of each rank
+        return replace(
+            self,
+            forward=[factor * seconds for factor, seconds in pairs(self.forward)],
+            backward=[factor * seconds for factor, seconds in pairs(self.backward)],
+            ready=[[factor * moment for moment in own] for factor, own in pairs(self.ready)],
+            begins=[[factor * moment for moment in own] for factor, own in pairs(self.begins)],
+            update=[factor * seconds for factor, seconds in pairs(self.update)],
+        )
+
     def on_cores_of_their_own(self, cores: float, together: int) -> Gradients:
         """What ``together`` ranks compute that were recorded on fewer ``cores``. They compute at
         the same time, so each second of a core took ``together / cores``; what they waited for a
@@ -99,15 +111,10 @@ class Gradients:
         times = max(1.0, together / cores) if cores else 1.0
         had = [min(busy, 1 / times) for busy in self.busy]
         kept = [max(busy, 1 - busy * (times - 1)) for busy in had]
-        pairs = partial(zip, kept, strict=True)  # with what there is of each rank
         return replace(
-            self,
-            forward=[share * seconds for share, seconds in pairs(self.forward)],
-            backward=[share * seconds for share, seconds in pairs(self.backward)],
-            ready=[[share * moment for moment in own] for share, own in pairs(self.ready)],
-            begins=[[share * moment for moment in own] for share, own in pairs(self.begins)],
+            self.slowed_by(kept),
             update=[seconds / times for seconds in self.update],
-            busy=[busy / share for share, busy in pairs(had)],
+            busy=[busy / share for share, busy in zip(kept, had, strict=True)],
             spread=tuple(each.on_cores_of_their_own(cores, together) for each in self.spread),
         )
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 
 from dpcore.errors import Unsupported
 from dpcore.tools.simulate.gradients import Gradients
@@ -59,15 +58,8 @@ class Stragglers:
         if self == Stragglers():
             return work
         pace, drawn = self.pace(work), range(steps if self.are_drawn else 1)
-        least = [min(pace(rank, step) for step in drawn) for rank in range(work.world)]
-        pairs = partial(zip, least, strict=True)  # with what there is of each rank
-        return replace(
-            work,
-            forward=[factor * seconds for factor, seconds in pairs(work.forward)],
-            backward=[factor * seconds for factor, seconds in pairs(work.backward)],
-            ready=[[factor * moment for moment in own] for factor, own in pairs(work.ready)],
-            begins=[[factor * moment for moment in own] for factor, own in pairs(work.begins)],
-            update=[factor * seconds for factor, seconds in pairs(work.update)],
+        return work.slowed_by(
+            [min(pace(rank, step) for step in drawn) for rank in range(work.world)]
         )
 
 
