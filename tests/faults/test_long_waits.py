@@ -1,14 +1,17 @@
 """Long before the deadline, a rank that waits logs which one is late, and what that one does."""
 
+import gc
 import os
 import re
 import signal
 import subprocess
+import threading
 import time
 
 import pytest
 
 from dpcore.base.processes import look_at
+from dpcore.comm.launch import placement
 from tests.ranks import python
 
 SCRIPT = """
@@ -73,3 +76,11 @@ def test_a_rank_that_is_late_is_named_long_before_the_deadline(how, seconds, lat
     is_late.communicate("go on\n", timeout=60)
     waits.communicate(timeout=60)
     assert (waits.returncode, is_late.returncode) == (0, 0)
+
+
+def test_nothing_is_collected_while_another_threads_frames_are_walked(monkeypatch):
+    """Ranks of Python 3.11 crashed: frames of a running thread were freed meanwhile."""
+    collected = []
+    monkeypatch.setattr(placement, "place_of", lambda _: collected.append(gc.isenabled()) or "here")
+    assert placement._place_of_thread(threading.get_ident()) == "here"
+    assert collected == [False] and gc.isenabled()

@@ -17,6 +17,7 @@ The thread begins with the first communicator and sleeps while none is open.
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import site
 import sys
@@ -76,6 +77,18 @@ def place_of(frame: FrameType | None) -> str:
     return text
 
 
+def _place_of_thread(thread: int) -> str:
+    """Without garbage collection: it may run finalizers when an object is made for a frame, and
+    they may let the thread leave that frame meanwhile, whose object is then one of freed memory."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return place_of(sys._current_frames().get(thread))
+    finally:
+        if collects:
+            gc.enable()
+
+
 def _is_library(frame: FrameType) -> bool:
     return frame.f_code.co_filename.startswith((*_LIBRARIES, "<frozen"))
 
@@ -97,7 +110,7 @@ class _Watched:
         communicator = self.communicator()
         if communicator is None or communicator.closed:
             return False
-        text = place_of(sys._current_frames().get(self.thread))
+        text = _place_of_thread(self.thread)
         if text != self.text or self.since_ns == 0:
             self.text, self.since_ns = text, time.monotonic_ns()
         communicator._native.show_placement(
