@@ -23,6 +23,8 @@ from functools import cache
 from types import FrameType
 from typing import Any
 
+from dpcore.base.link import parse_speed
+
 CONGESTION_CONTROL = "/proc/sys/net/ipv4/tcp_congestion_control"
 # The same in all namespaces, on whatever machine. BBR, the default of some, sends next to nothing
 # for 200 ms every ten seconds, now in the turn of one contender and now in that of another. reno is
@@ -101,22 +103,27 @@ def end_in_order_on_signals() -> None:
             signal.signal(number, leave)
 
 
-_BURSTS = {"100mbit": "32kb", "1gbit": "128kb", "10gbit": "2mb"}
-_OTHER_BURST = "64kb"
+_BURSTS = {"100mbit": 32 << 10, "1gbit": 128 << 10, "10gbit": 2 << 20}
+_LEAST_OTHER_BURST = 64 << 10
+_OTHER_BURST_SECONDS = 1e-3
 
 
 def burst_of(rate: str) -> str:
-    """What a NIC of this rate may send at once: see Hosts.shape."""
-    return _BURSTS.get(rate, _OTHER_BURST)
+    """What a NIC of this rate may send at once, as tc wants it: see Hosts.shape."""
+    return f"{burst_bytes(rate)}b"
 
 
 def burst_bytes(rate: str) -> int:
     """
-    >>> burst_bytes("100mbit")
-    32768
+    >>> burst_bytes("100mbit"), burst_bytes("2500mbit")
+    (32768, 312500)
     """
-    words = burst_of(rate)
-    return int(words[:-2]) << {"kb": 10, "mb": 20}[words[-2:]]
+    return _BURSTS.get(rate) or burst_for(rate, _OTHER_BURST_SECONDS, _LEAST_OTHER_BURST)
+
+
+def burst_for(rate: str, seconds: float, least: int) -> int:
+    """Bytes that a link of this rate carries in so long, or the least."""
+    return max(least, round(parse_speed(rate).bytes_per_second * seconds))
 
 
 class Hosts:
@@ -138,11 +145,17 @@ class Hosts:
             text=True, **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more},
         )  # fmt: skip
 
-    def shape(self, rate: str, burst: str = "64kb", both_ways: bool = False) -> None:
+    def shape(
+        self, rate: str, burst: str = "64kb", both_ways: bool = False, packet_bytes: int = 0
+    ) -> None:
         """What leaves a host goes no faster than this, with `both_ways` what comes to it as well.
-        The burst has to hold what a fast link sends between two ticks of the kernel."""
+        The burst has to hold what a fast link sends between two ticks of the kernel, and two
+        packets of `packet_bytes`, the largest of a host (0: 64 KiB): the processors cut what does
+        not fit into frames of 1500 bytes, and get no further than some 2 Gbit/s."""
         queue = _queue(rate, burst)
-        for host in range(len(self.names)):
+        for host, name in enumerate(self.names):
+            if packet_bytes:
+                ip("-n", name, "link", "set", "eth0", "gso_max_size", str(packet_bytes))
             sending = self.inside(host, "tc", "qdisc", "add", "dev", "eth0", *queue)
             receiving = ["tc", "-n", self.switch, "qdisc", "add", "dev", f"p{host}", *queue]
             for command in (sending, receiving) if both_ways else (sending,):

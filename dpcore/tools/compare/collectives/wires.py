@@ -14,9 +14,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from dpcore.tools import hosts as namespaces
+
 AGENT = Path(__file__).resolve().parent / "agent.sh"
 PORT = 29546  # of dpcore's meeting; nothing else is in these namespaces
-BURST = "16kb"  # what a link lets through at once: a larger one has no rate for small messages
+# What a link lets through at once. A larger burst has no rate for small messages. A smaller one
+# never reaches its rate where the kernel's timers are too late for it: by some 50 us.
+LEAST_BURST = 16 << 10
+LATE_SECONDS = 50e-6
+LARGEST_PACKET = 64 << 10  # of the kernel
 
 
 class NoWireError(Exception):
@@ -82,15 +88,21 @@ def wire(name: str, world: int) -> Iterator[Wire]:
     if name == "loopback":
         yield LOOPBACK
         return
-    from dpcore.tools import hosts as namespaces
-
     if reason := namespaces.why_not():
         raise NoWireError(f"a shaped link {reason}")
     with namespaces.hosts(world) as made:
         try:
-            made.shape(name, BURST)
+            _shape(made, name)
         except subprocess.CalledProcessError as problem:
             said = problem.stderr.decode(errors="replace").strip()
             raise NoWireError(f"a link of {name!r} can't be made: {said}") from None
         addresses = tuple(made.address(host) for host in range(world))
         yield Wire(name, "eth0", tuple(made.names), addresses)
+
+
+def _shape(made: namespaces.Hosts, rate: str) -> None:
+    """A NIC cuts large packets by itself. Here processors do, where a packet is larger than the
+    burst; a fast link has no time for that, so its packets are small enough."""
+    burst = namespaces.burst_for(rate, LATE_SECONDS, LEAST_BURST)
+    is_fast = LEAST_BURST < burst < 2 * LARGEST_PACKET
+    made.shape(rate, f"{burst}b", packet_bytes=burst // 2 if is_fast else 0)
