@@ -99,8 +99,8 @@ def table_of_network(records: list[dict[str, Any]]) -> str:
     for link, world, size in dict.fromkeys(cell[:3] for cell in times):
         row = [time_text(times.get((link, world, size, contender))) for contender in contenders]
         lines.append(f"| {link} | {world} | {size_text(size)} | " + " | ".join(row) + " |")
-    lines += ["", source("network", records, "../", "Medians of two runs, loopback and links,")]
-    return "\n".join(lines) + "\n"
+    said = source("network", records, "../", part=lambda one: str(one["settings"]["link"]))
+    return "\n".join([*lines, "", said]) + "\n"
 
 
 def table_of_incast(records: list[dict[str, Any]]) -> str:
