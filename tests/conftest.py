@@ -9,7 +9,13 @@ import warnings
 from statistics import fmean
 
 import pytest
+
+# A thread of OpenMP that has nothing to do spins until it has, for which these processors have no
+# time. Where torch is loaded already, as in a rank, this says nothing; programs do not inherit it.
+os.environ["OMP_WAIT_POLICY"] = "passive"
 import torch
+
+del os.environ["OMP_WAIT_POLICY"]
 
 from dpcore.comm.launch.rank_processes import PRELOAD
 from tests import sharing
