@@ -887,6 +887,9 @@ def simd_level() -> str:
 def cuda_probe() -> dict[str, Any]:
     """What of CUDA works here: built, runtime_version, driver_version, devices, problem."""
 
+def end_with_error() -> None:
+    """This program ends with status 1 if it would with 0."""
+
 def longest_wait() -> tuple[float, float]:
     """Of what this process waits in, the operation that was called first: the seconds since then,
     and its timeout. Zeros where it waits for nothing."""

@@ -4,7 +4,11 @@
 // program can catch and document them without the compiled module.
 #include <c10/util/Exception.h>
 #include <pybind11/pybind11.h>
+#include <stdlib.h>
 #include <torch/csrc/Exceptions.h>
+#include <unistd.h>
+
+#include <cstdio>
 
 #include "bindings/py_work.h"
 #include "comm/base/error.h"
@@ -46,6 +50,19 @@ void translate_errors_of_torch(std::exception_ptr problem) {
   }
 }
 
+// Python has settled on its exit status before it calls what is registered with atexit, where a
+// program may learn that its last operations have failed. Its status is changed only if it was 0.
+void end_with_error() {
+  on_exit(
+      [](int status, void*) {
+        if (status == 0) {
+          std::fflush(nullptr);
+          _exit(1);
+        }
+      },
+      nullptr);
+}
+
 }  // namespace
 
 bool set_python_error(const std::exception_ptr& problem) {
@@ -78,6 +95,7 @@ PYBIND11_MODULE(_C, m) {
   register_reducer(m);
   register_torch_backend(m);
   register_quick_method(m);
+  m.def("end_with_error", end_with_error, "This program ends with status 1 if it would with 0.");
 }
 
 }  // namespace dpcore

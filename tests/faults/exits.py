@@ -87,6 +87,35 @@ def session_inherited(rank, rendezvous):
     return comm.all_reduce(torch.ones(1 << 20), async_op=True)
 
 
+def unheard(rank, rendezvous):
+    """Nobody waits for an operation that the other rank has no part in."""
+    comm = start(rank, rendezvous)
+    return comm.all_reduce(torch.ones(1000), async_op=True) if rank == 0 else None
+
+
+def unheard_then_exit(rank, rendezvous):
+    work = unheard(rank, rendezvous)
+    sys.exit(3 if work else 0)
+
+
+def last_update(rank, rendezvous, keep=True):
+    """Rank 0 takes a step more, and the next forward, which would finish it, does not come."""
+    import dpcore
+
+    start(rank, rendezvous)
+    model = dpcore.DataParallel(torch.nn.Linear(4, 2), schedule="priority")
+    optimizer = dpcore.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    for _ in range(3 - rank):
+        optimizer.zero_grad()
+        model(torch.ones(3, 4)).sum().backward()
+        optimizer.step()
+    return (model, optimizer) if keep else None
+
+
+def last_update_of_a_lost_model(rank, rendezvous):
+    last_update(rank, rendezvous, keep=False)
+
+
 CASES = {
     "without finalize": (without_finalize, 2),
     "kept by a module": (kept_by_a_module, 1),
@@ -97,6 +126,10 @@ CASES = {
     "callback at the end": (callback_at_the_end, 1),
     "a thread waits": (a_thread_waits, 1),
     "session inherited": (session_inherited, 1),
+    "unheard": (unheard, 1),
+    "unheard, sys.exit": (unheard_then_exit, 1),
+    "last update": (last_update, 1),
+    "last update of a lost model": (last_update_of_a_lost_model, 1),
 }
 
 

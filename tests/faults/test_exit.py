@@ -101,6 +101,29 @@ def test_a_daemon_thread_in_a_wait_does_not_hold_up_the_end(ends):
     assert [code for code, _ in ends["a thread waits"]] == [0, 0], ends["a thread waits"]
 
 
+@pytest.mark.patient
+@pytest.mark.parametrize(
+    "case, words",
+    [
+        ("unheard", "rank 1"),
+        ("last update", "bucket 0 (2 gradients"),
+        ("last update of a lost model", "bucket 0 (2 gradients"),
+    ],
+)
+def test_a_failure_that_no_call_has_raised_ends_the_program_with_an_error(ends, case, words):
+    (code, errors), other = ends[case]
+    last_line = errors.rstrip().splitlines()[-1]
+    assert code == 1 and last_line.startswith("dpcore.errors.PeerLost: ") and words in last_line
+    assert "finalized and left" in last_line
+    assert ("Exception ignored" in errors) == ("lost" in case)
+    assert other == [0, ""]
+
+
+@pytest.mark.patient
+def test_another_status_stays(ends):
+    assert [code for code, _ in ends["unheard, sys.exit"]] == [3, 0]
+
+
 @pytest.fixture
 def launched(tmp_path):
     """A launcher and three ranks in the midst of work, in a process group of their own."""

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -436,8 +436,33 @@ def _abort_all(
 
 @atexit.register
 def _close_all() -> None:
-    with contextlib.ExitStack() as each:  # all are closed, whatever one of them raises
-        if getattr(sys, "last_value", None) is not None:  # the program died of something else
-            each.enter_context(contextlib.suppress(Error))
-        for communicator in list(_all):
-            each.callback(communicator.close)
+    for communicator in list(_all):  # whatever one of them raises
+        with heard_at_exit():
+            communicator.close()
+
+
+def closes_at_exit(communicator: Communicator) -> bool:
+    """Whether it is this rank's process that ends, and the communicator still serves it."""
+    is_thread = communicator.transport == "inproc"
+    return communicator in _all and not communicator.closed and not is_thread
+
+
+@contextlib.contextmanager
+def heard_at_exit() -> Iterator[None]:
+    """For what is done at the end of a program, where Python only prints an exception. One that
+    tells of a failure is shown as elsewhere, and the program ends with status 1 in place of 0; but
+    not where it died of something else, of which this is a consequence."""
+    try:
+        yield
+    except Error as problem:
+        if getattr(sys, "last_value", None) is None:
+            show = _hook_before or sys.excepthook
+            show(type(problem), problem, problem.__traceback__)
+            ends_with_error()
+
+
+def ends_with_error() -> None:
+    """This program does, where its status would be 0: nobody was there to catch a failure."""
+    from dpcore import _C
+
+    _C.end_with_error()

@@ -24,6 +24,7 @@ from torch import nn
 
 from dpcore.base.module_hook import ModuleHook
 from dpcore.comm.communicators.read_back import numbers_in
+from dpcore.comm.launch import session
 from dpcore.ddp.mistakes import not_finite
 from dpcore.ddp.wrapper.needs import Needs, Uses
 from dpcore.ddp.wrapper.parameters import comes_sparse
@@ -110,7 +111,8 @@ class AcrossSteps:
                 reducer.flush()
         except Error as error:
             if type(error) is not Error:
-                raise  # no caller can catch it here, so Python prints it
+                session.ends_with_error()  # no caller can catch it here, so Python prints it
+                raise
             # A schedule left out a phase; the program has had that error.
         finally:
             self._take_hooks_away(reducer)

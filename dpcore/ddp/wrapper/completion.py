@@ -16,6 +16,7 @@ whose forward ran last.
 
 from __future__ import annotations
 
+import atexit
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -66,6 +67,7 @@ def watch(model: Wrapped) -> None:
         register_optimizer_step_pre_hook(_before_step)
         register_optimizer_step_post_hook(_after_step)
         session.call_before_finalize(_before_finalize)
+        atexit.register(_finish_at_exit)  # after session's own, so it is called before
 
 
 def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -149,6 +151,15 @@ def _before_finalize(communicator: Communicator) -> None:
             model._observer.before_finalize()
         if model.group is communicator and model._reducer.has_ended_incomplete:
             raise_if_incomplete(model)
+
+
+def _finish_at_exit() -> None:
+    """The last update of a schedule across steps, which a failure then names. Ranks that are
+    threads would wait for each other here, and torch's groups may be gone."""
+    for model in _all():
+        if model._across is not None and session.closes_at_exit(model.group):
+            with session.heard_at_exit():
+                model._across.finish()
 
 
 def raise_if_incomplete(model: Wrapped) -> None:
