@@ -441,10 +441,10 @@ def _close_all() -> None:
             communicator.close()
 
 
-def closes_at_exit(communicator: Communicator) -> bool:
-    """Whether it is this rank's process that ends, and the communicator still serves it."""
-    is_thread = communicator.transport == "inproc"
-    return communicator in _all and not communicator.closed and not is_thread
+def closes_at_exit(group: Any) -> bool:
+    """Whether it is a communicator that closes when this process ends, and this rank with it."""
+    known = [one for one in _all if one is group]
+    return any(not one.closed and one.transport != "inproc" for one in known)
 
 
 @contextlib.contextmanager
