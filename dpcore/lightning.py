@@ -115,6 +115,11 @@ class DpcoreStrategy(DDPStrategy):
         self._even = EvenLoader(loader, max(known))
         return self._even
 
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Takes in what a callback has thawed on all ranks, as ``BaseFinetuning`` does."""
+        if isinstance(self.model, DataParallel) and self.model._watch.has_thawed():
+            self.model.refresh()
+
     def backward(self, closure_loss: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         if self._even is not None and self._even.repeats:
             closure_loss = closure_loss * 0

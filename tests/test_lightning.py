@@ -92,11 +92,10 @@ def trainer_with(strategy="dpcore", **more):
         accelerator="cpu",
         devices=2,
         strategy=strategy,
-        max_epochs=1,
         enable_progress_bar=False,
         enable_model_summary=False,
         use_distributed_sampler=False,
-        **more,
+        **{"max_epochs": 1} | more,
     )
 
 
@@ -294,6 +293,41 @@ def trained_by_fabric_and_hand():
     return dict(module.network.state_dict())
 
 
+def thawed_by_a_callback():
+    """The first layer learns from the second epoch on, as Lightning's callback says."""
+    from lightning.pytorch.callbacks import BaseFinetuning
+
+    class Thaw(BaseFinetuning):
+        def freeze_before_training(self, pl_module):
+            self.freeze(pl_module.network[0])
+
+        def finetune_function(self, pl_module, epoch, optimizer):
+            if epoch == 1:
+                self.unfreeze_and_add_param_group(pl_module.network[0], optimizer, lr=RATE)
+
+    batches = batches_of(int(os.environ["RANK"]), uneven=False)
+    loader = torch.utils.data.DataLoader(batches, batch_size=None, shuffle=False)
+    module = module_of()
+    module.configure_optimizers = lambda: torch.optim.SGD(
+        [p for p in module.parameters() if p.requires_grad], lr=RATE
+    )
+    more = {"logger": False, "enable_checkpointing": False, "max_epochs": 2}
+    trainer_with(callbacks=[Thaw()], **more).fit(module, loader)
+    return dict(module.network.state_dict())
+
+
+def thawed_alone():
+    model = network()
+    for epoch in range(2):
+        for both in zip(*(batches_of(rank, False) for rank in range(2)), strict=True):
+            (sum(model(x).square().mean() for x in both) / 2).backward()
+            with torch.no_grad():
+                for parameter in (model if epoch else model[1:]).parameters():
+                    parameter -= RATE * parameter.grad
+                model.zero_grad()
+    return dict(model.state_dict())
+
+
 def metrics_over_all_ranks():
     """Of torchmetrics, by itself: the second rank has seen more."""
     import torchmetrics
@@ -324,6 +358,7 @@ def body(comm, port, folder):
     for player in of_two_players():
         torch.testing.assert_close(dict(player.state_dict()), dict(alone(uneven=False)))
     watched(folder)
+    torch.testing.assert_close(thawed_by_a_callback(), thawed_alone())
     torch.testing.assert_close(trained_by_fabric(), alone(uneven=False))
     torch.testing.assert_close(trained_by_fabric_and_hand(), alone(uneven=False))
     metrics_over_all_ranks()

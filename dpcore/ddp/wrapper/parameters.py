@@ -116,11 +116,15 @@ class ParameterWatch:
         another adapter, say. Returns whether modules may have changed."""
         if _registered:
             _touch_all()
-        if self.touched or any(parameter.requires_grad for parameter in self._frozen):
+        if self.touched or self.has_thawed():
             if learns:
                 self._compare()
             return True
         return False
+
+    def has_thawed(self) -> bool:
+        """Whether a parameter learns that did not when the model was wrapped."""
+        return any(parameter.requires_grad for parameter in self._frozen)
 
     def _compare(self) -> None:
         now = trained_parameters(self._module, self._ignored)
