@@ -293,7 +293,7 @@ def trained_by_fabric_and_hand():
     return dict(module.network.state_dict())
 
 
-def thawed_by_a_callback():
+def thawed_by_a_callback(strategy="dpcore"):
     """The first layer learns from the second epoch on, as Lightning's callback says."""
     from lightning.pytorch.callbacks import BaseFinetuning
 
@@ -312,7 +312,7 @@ def thawed_by_a_callback():
         [p for p in module.parameters() if p.requires_grad], lr=RATE
     )
     more = {"logger": False, "enable_checkpointing": False, "max_epochs": 2}
-    trainer_with(callbacks=[Thaw()], **more).fit(module, loader)
+    trainer_with(strategy, callbacks=[Thaw()], **more).fit(module, loader)
     return dict(module.network.state_dict())
 
 
@@ -359,6 +359,10 @@ def body(comm, port, folder):
         torch.testing.assert_close(dict(player.state_dict()), dict(alone(uneven=False)))
     watched(folder)
     torch.testing.assert_close(thawed_by_a_callback(), thawed_alone())
+    mine = thawed_by_a_callback("ddp_find_unused_parameters_true")["0.weight"]
+    values = [torch.empty_like(mine) for _ in range(2)]
+    dist.all_gather(values, mine)
+    assert not torch.allclose(*values, rtol=1e-3)
     torch.testing.assert_close(trained_by_fabric(), alone(uneven=False))
     torch.testing.assert_close(trained_by_fabric_and_hand(), alone(uneven=False))
     metrics_over_all_ranks()
