@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import select
 import signal
 import socket
@@ -88,7 +89,12 @@ def children_of(process):
 
 def test_a_program_that_fails_is_told(capfd):
     assert main(["chaos", "--world", "3", "--", "sh", "-c", "exit 3"]) == 1
-    assert "ended with status 3" in capfd.readouterr().out
+    said = capfd.readouterr().out
+    assert "ended with status 3" in said
+    rows = dict(line.split("  ", 1) for line in said.splitlines())
+    assert rows["a step"].strip() == "none"
+    seconds = re.fullmatch(r"0\.000 of (\d+\.\d) s", rows["goodput"].strip())[1]
+    assert float(seconds) < 60  # and not those since the machine began
 
 
 @pytest.mark.parametrize(

@@ -86,8 +86,7 @@ class Chaos:
         self._ends: list[tuple[float, Any, Any]] = []  # when a fault ends, and what ends it
         self._restarts: list[tuple[float, int]] = []
         self._problems: dict[str, list[str]] = {"hangs": [], "wrong": [], "left": []}
-        self._began = self._ended = 0.0
-        self._last_step_at = time.monotonic()
+        self._began = self._ended = self._last_step_at = time.monotonic()
         self._joined: list[float] = []
         self._hosts = hosts
         self._job = Job(command, world, hosts, subprocess.DEVNULL if say is None else None)
@@ -272,6 +271,6 @@ class Chaos:
             kill_to_step=of_kind["kill", "pair"],
             stop_to_step=of_kind["stop",],
             start_to_step=self._joined,
-            goodput=max(0.0, 1 - lost / seconds) if seconds > 0 else 0.0,
+            goodput=max(0.0, 1 - lost / seconds) if steps and seconds > 0 else 0.0,
             **self._problems,
         )

@@ -64,7 +64,7 @@ class Figures:
             ("faults", kinds or "none"),
             ("ranks that joined", str(self.joined)),
             ("steps", f"{self.steps} finished, {self.repeated} of them repeated"),
-            ("a step", in_ms([self.step])),
+            ("a step", in_ms([self.step] if self.step else [])),
             ("kill to next step", in_ms(self.kill_to_step)),
             ("stop to next step", in_ms(self.stop_to_step)),
             ("start to first step", in_ms(self.start_to_step)),
