@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
 import signal
 import sys
@@ -27,6 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit status: 2 where an argument or a file is not what
     the command takes, else what the command says."""
     options = _parser().parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding.lower() != "utf-8":
+        sys.stdout.reconfigure(errors="replace")  # figures count, where a sign can't be written
     if options.command is None:
         print(help_texts.BEGIN, end="")
         return 0

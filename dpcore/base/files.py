@@ -40,7 +40,7 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes, mode: int = 
             draft.unlink(missing_ok=True)
             raise
     except OSError as problem:
-        if problem.filename != str(draft):
+        if problem.filename not in (str(draft), None):
             raise
         raise OSError(problem.errno, problem.strerror, str(place)) from None  # the name asked for
 
@@ -55,7 +55,10 @@ def _write_in_place(place: Path, found: os.stat_result, data: bytes, mode: int) 
         )
     is_link = stat.S_ISLNK(found.st_mode)
     how = os.O_CREAT | os.O_TRUNC if is_link else os.O_NOFOLLOW
-    _write_all(os.open(place, _FLAGS | how, mode), data)
+    try:
+        _write_all(os.open(place, _FLAGS | how, mode), data)
+    except OSError as problem:  # one of a full device names no file
+        raise OSError(problem.errno, problem.strerror, str(place)) from None
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

@@ -2,7 +2,10 @@
 
 import csv
 import json
+import os
 import pickle
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +27,48 @@ ROOT = Path(__file__).resolve().parents[2]
 def rows_of(path):
     with path.open() as lines:
         return list(csv.DictReader(lines))
+
+
+@pytest.mark.parametrize(
+    "outputs, said",
+    [
+        (["--html", "run.json"], "run.json is read here"),
+        (["--csv", "run.json"], "run.json is read here"),
+        (["--png", "../here/run.json"], "run.json is read here"),
+        (["--html", "z", "--csv", "z"], "two outputs go to"),
+    ],
+)
+def test_nothing_that_is_read_or_written_is_overwritten(
+    tmp_path, monkeypatch, capsys, outputs, said
+):
+    folder = tmp_path / "here"
+    folder.mkdir()
+    path = write_trace(folder / "run.json")
+    before = path.read_bytes()
+    monkeypatch.chdir(folder)
+    assert main(["show", "run.json", *outputs]) == 2
+    assert said in capsys.readouterr().err
+    assert path.read_bytes() == before and list(folder.iterdir()) == [path]
+
+
+def test_a_file_of_a_folder_that_is_read_is_not_overwritten(tmp_path, capsys):
+    path = write_trace(tmp_path / "run.json")
+    assert main(["show", str(tmp_path), "--csv", str(path)]) == 2
+    assert "is read here" in capsys.readouterr().err
+
+
+def test_a_full_device_is_named(tmp_path, capsys):
+    path = write_trace(tmp_path / "run.json")
+    assert main(["show", str(path), "--csv", "/dev/full"]) == 1
+    assert capsys.readouterr().err == "dpcore show: /dev/full: No space left on device\n"
+
+
+def test_signs_that_an_output_does_not_know_are_replaced(tmp_path):
+    path = write_trace(tmp_path / "run.json")
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-m", "dpcore", "show", str(path)]
+    out = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
+    assert (out.returncode, out.stderr) == (0, "") and "bucket" in out.stdout
 
 
 def test_a_row_per_step_rank_and_bucket(tmp_path):

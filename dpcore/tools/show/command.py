@@ -43,6 +43,7 @@ def run(options: argparse.Namespace) -> int:
     advice = importlib.import_module(options.advice)  # which reads runs by modules of this room
     page = options.html or (None if only_data else beside(runs[0], ".html"))
     written = [path for path in (page, options.png) if path is not None]
+    _refuse_to_overwrite([*written, options.csv], options.trace)
     if page is not None:
         write_page(page, runs, advice.lines_of)
     if options.png is not None:
@@ -65,6 +66,17 @@ def run(options: argparse.Namespace) -> int:
     if options.open and page is not None:
         _open(page)
     return 0
+
+
+def _refuse_to_overwrite(outputs: Sequence[Path | None], traces: Sequence[Path]) -> None:
+    """What is read, and what is written by the same call."""
+    names = [path.resolve() for path in outputs if path is not None and path != Path("-")]
+    read = {trace.resolve() for trace in traces}
+    for name in names:
+        if name in read or (name.parent in read and name.suffix in (".json", ".gz")):
+            raise Unsupported(f"{name} is read here; write to another file")
+        if names.count(name) > 1:
+            raise Unsupported(f"two outputs go to {name}; write each to a file of its own")
 
 
 def _run_moves(options: argparse.Namespace) -> int:
