@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _RANKS_SHOWN, _FINISHED_SHOWN = 16, 5
+_COARSE_CLOCK = 6  # CLOCK_MONOTONIC_COARSE, by which ranks note when operations begin and end
 _NOBODY = "no process on this host that you may inspect is a dpcore rank"
 
 
@@ -217,7 +218,17 @@ def _lines(box: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "  nothing in flight", ""
     for entry in reversed(box["finished"][-_FINISHED_SHOWN:]):
         yield (
-            f"  finished {entry['seconds_ago']:.1f} s ago, took {entry['took_ms']:.3f} ms: "
+            f"  finished {entry['seconds_ago']:.1f} s ago, took {_took(entry['took_ms'])}: "
             f"{describe(entry)}",
             "dim",
         )
+
+
+def _took(milliseconds: float) -> str:
+    """As exactly as the ranks' clock says it.
+
+    >>> _took(1000.0)
+    '1000 ms'
+    """
+    tick = time.clock_getres(_COARSE_CLOCK) * 1e3
+    return f"{milliseconds:.0f} ms" if milliseconds >= tick else f"less than {tick:.0f} ms"
