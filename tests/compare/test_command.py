@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from dpcore.__main__ import main
+from dpcore.errors import Unsupported
 from dpcore.tools import argument_types, hosts
 from dpcore.tools.compare import running
 from dpcore.tools.compare.store import Store
@@ -171,6 +172,20 @@ def counted(run_job, measured):
         return run_job(job, *arguments)
 
     return run
+
+
+def test_two_comparisons_do_not_share_a_folder(tmp_path):
+    path = tmp_path / "rounds.jsonl"
+    first, second = Store(path, {"model": "mlp"}), Store(path, {"model": "mlp"})
+    first.open()
+    first.add(cell="machine/none/2", round={"seconds": {}})
+    with pytest.raises(Unsupported, match=r"another comparison writes to .*--out"):
+        second.open()
+    first.close()
+    second = Store(path, {"model": "mlp"})
+    second.open()
+    assert second.begun == 1
+    second.close()
 
 
 def test_another_model_begins_anew(tmp_path):

@@ -1,6 +1,7 @@
 """The page and the table of a comparison, of rounds that are made up."""
 
 import html
+import io
 import re
 from dataclasses import replace
 
@@ -121,6 +122,22 @@ def test_bars_end_at_the_median_that_is_written_beside_them(tmp_path, monkeypatc
 def test_an_overlap_that_nobody_knows_has_no_number():
     assert overlap_text(outcome(lambda n: 100.0 + (-1) ** n * 8).figures[1]) == "unknown"
     assert overlap_text(outcome(lambda n: 104.0).figures[1]) == "20% (20% – 20%)"
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_no_figure_is_cut_on_a_narrow_terminal(width):
+    slow = Estimate(-123.4, -987.6, 999.4, 15, 0.95)
+    made = [
+        replace(one, step=slow, exposed=slow, slowdown=slow, loss=0.123456, memory_mib=123456.0)
+        for one in outcome(lambda n: 104.0).figures
+    ]
+    shown = Outcome(Cell("", "machine", 2), made, [], optimizer="SGD", memory_alone_mib=1.0)
+    console = Console(record=True, width=width, file=io.StringIO())
+    tell(console, shown)
+    text = console.export_text()
+    assert "…" not in text
+    assert text.count("-123 (-988") + text.count("(-988–999)") == 3 * len(made)
+    assert all(len(line) <= width for line in text.splitlines() if not line.startswith("* "))
 
 
 def test_no_row_is_folded_where_there_is_no_terminal(capsys):

@@ -81,6 +81,8 @@ def _compare_models(options: argparse.Namespace) -> int:
         died = "a rank failed:\n" if "Traceback" in str(problem) else ""
         print(f"dpcore compare: {died}{problem}", file=sys.stderr)
         return 1
+    finally:
+        store.close()
     outcomes = [outcome_of(plan, cell, store) for cell in plan.cells]
     facts = records.run_facts(
         {"": {"torch": torch.__version__}},

@@ -79,6 +79,22 @@ def table(outcome: Outcome, width: int) -> Table:
     return made
 
 
+def stacked(outcome: Outcome) -> Table:
+    """One figure below the other, for a terminal on which the columns do not fit."""
+    beside = table(outcome, WIDEST)
+    heads = [str(column.header) for column in beside.columns[1:]]
+    rows = zip(*(column.cells for column in beside.columns), strict=True)
+    made = Table(box=SIMPLE, pad_edge=False, show_header=False)
+    made.add_column("", no_wrap=True)
+    made.add_column("", justify="right", no_wrap=True)
+    for name, *texts in rows:
+        made.add_row(name, "")
+        for head, text in zip(heads, texts, strict=True):
+            if text:
+                made.add_row(f"  {head}", text)
+    return made
+
+
 def number(value: float) -> str:
     return f"{value:.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
 
@@ -129,7 +145,9 @@ def memory_of_alone(outcome: Outcome) -> list[str]:
 
 def tell(console: Console, outcome: Outcome) -> None:
     console.print(f"\n{outcome.cell.title}", style="bold", soft_wrap=True)
-    console.print(table(outcome, console.width))
+    made = table(outcome, console.width)
+    fits = console.measure(made, options=console.options.update(width=WIDEST))
+    console.print(made if fits.maximum <= console.width else stacked(outcome))
     console.print(f"In brackets: {outcome.ends}.", style="dim")
     for sentence in outcome.verdicts:
         console.print(f"* {sentence}", markup=False, soft_wrap=not console.is_terminal)

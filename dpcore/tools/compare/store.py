@@ -7,9 +7,12 @@ something else begins anew.
 
 from __future__ import annotations
 
+import fcntl
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
+
+from dpcore.errors import Unsupported
 
 
 class Store:
@@ -17,6 +20,7 @@ class Store:
 
     def __init__(self, path: Path, identity: dict[str, Any]) -> None:
         self._path = path
+        self._file: TextIO | None = None  # with a lock, for as long as this process measures
         self.rounds: dict[str, list[dict[str, Any]]] = {}
         self.results: dict[str, dict[str, Any]] = {}
         self._header = {"comparison": json.loads(json.dumps(identity))}
@@ -42,12 +46,29 @@ class Store:
             lines += [{"cell": key, "round": round_} for round_ in rounds]
         lines += [{"cell": key, "result": result} for key, result in self.results.items()]
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+        self._file = self._path.open("a", encoding="utf-8")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Unsupported(
+                f"another comparison writes to {self._path}; name a folder of its own with --out"
+            ) from None
+        self._file.truncate(0)
+        self._write(lines)
 
     def add(self, **line: Any) -> None:
         self._take(line)
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        self._write([line])
+
+    def _write(self, lines: list[dict[str, Any]]) -> None:
+        assert self._file is not None
+        self._file.write("".join(json.dumps(line) + "\n" for line in lines))
+        self._file.flush()
+
+    def close(self) -> None:
+        """Others may measure into the same folder."""
+        if self._file is not None:
+            self._file.close()
 
     def _take(self, line: dict[str, Any]) -> None:
         cell = line.get("cell")

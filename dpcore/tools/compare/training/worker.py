@@ -331,7 +331,8 @@ def measured(job: Job, comm: Any, clock: Clock) -> dict[str, Any]:
     taken = first.taken
     first_gradients = [first_gradient_seconds(first)] if job.raw_port else []
     for contender in contenders:
-        memory[contender.name] += contender.uncounted_bytes + above[contender.name]
+        if on_host(comm) is not comm:  # on GPUs, where torch counts what it allocates
+            memory[contender.name] += contender.uncounted_bytes + above[contender.name]
         contender.close()
     return {
         "seconds": everybodys(seconds),
