@@ -1,5 +1,6 @@
 """What dpcore writes for others to read: whole, and only where its user wants it."""
 
+import errno
 import json
 import os
 import stat
@@ -139,7 +140,7 @@ def test_a_file_that_cannot_be_written_stays_what_it_was(tmp_path, monkeypatch):
     def fails(descriptor, data):
         os.write(descriptor, data[:3])
         os.close(descriptor)
-        raise OSError("no space")
+        raise OSError(errno.ENOSPC, "no space")
 
     monkeypatch.setattr(files, "_write_all", fails)
     with pytest.raises(OSError, match="no space"):
