@@ -75,6 +75,9 @@ def collectives() -> list[tuple[str, str, str, bool, bool, bool]]:
 def algorithms_of(collective: str) -> list[str]:
     """The names that schedule() takes for a collective."""
 
+def check_algorithm_name(name: str) -> None:
+    """Raises Unsupported unless it is "auto", or the name of a collective's algorithm."""
+
 def check_schedule(schedule: Schedule) -> None:
     """Raises Error, naming the first wrong move, unless the schedule is right for any data."""
 

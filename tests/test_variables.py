@@ -4,6 +4,8 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 import warnings
 from pathlib import Path
@@ -384,6 +386,43 @@ def test_who_lists_the_names_lists_all_of_them(place, names):
     text = (ROOT / place).read_text()
     between = r"[`\",\s]+(?:or )?`?" if place != "dpcore/reference/launches.py" else r" .*\n +"
     assert re.search(between.join(names), text)
+
+
+# ---- switches and names ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["DPCORE_READ_PEERS", "DPCORE_JOIN"])
+def test_a_switch_that_is_neither_0_nor_1_is_an_error(monkeypatch, name):
+    monkeypatch.setenv(name, "no")
+    with pytest.raises(dp.Unsupported, match=rf"^{name}=no: use 0 or 1$"):
+        dp.init(rank=0, world_size=1)
+    monkeypatch.setenv(name, "")
+    dp.init(rank=0, world_size=1)
+    dp.finalize()
+
+
+def test_a_check_of_memory_that_is_neither_0_nor_1_is_an_error():
+    script = "import dpcore as dp; dp.init(rank=0, world_size=1)"  # a process reads it once
+    command = [sys.executable, "-c", script]
+    environment = {**os.environ, "DPCORE_CHECK": "yes"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.endswith("dpcore.errors.Unsupported: DPCORE_CHECK=yes: use 0 or 1\n")
+
+
+def test_a_look_for_nan_that_is_neither_0_nor_1_is_an_error(monkeypatch, alone):
+    monkeypatch.setenv("DPCORE_CHECK_FINITE", "yes")
+    with pytest.raises(dp.Unsupported, match=r"^DPCORE_CHECK_FINITE=yes: use 0 or 1$"):
+        dp.DataParallel(torch.nn.Linear(2, 1))
+
+
+@pytest.mark.parametrize("said", ["rings", "nowhere.py:swing"])
+def test_an_algorithm_that_does_not_exist_is_an_error_that_names_the_variable(monkeypatch, said):
+    monkeypatch.setenv("DPCORE_ALGORITHM", said)
+    with pytest.raises(dp.Unsupported, match=rf"^DPCORE_ALGORITHM={said}: .*(rings|nowhere)"):
+        dp.init(rank=0, world_size=1)
+    dp.init(rank=0, world_size=1, algorithm="ring")
+    dp.finalize()
 
 
 # ---- the page --------------------------------------------------------------------------------

@@ -14,6 +14,7 @@
 #include "bindings/observe.h"
 #include "comm/base/error.h"
 #include "comm/schedule/check.h"
+#include "comm/schedule/choice.h"
 #include "comm/schedule/cost.h"
 #include "comm/schedule/program.h"
 #include "comm/schedule/schedule.h"
@@ -171,6 +172,8 @@ void register_schedule(py::module_& m) {
         return algorithms_of(parse_collective(collective));
       },
       py::arg("collective"), "The names that schedule() takes for a collective.");
+  m.def("check_algorithm_name", &check_algorithm_name, py::arg("name"),
+        "Raises Unsupported unless it is \"auto\", or the name of a collective's algorithm.");
   m.def(
       "check_schedule", [](ScheduleArgument schedule) { check(*schedule.value); },
       py::arg("schedule"),

@@ -4,16 +4,15 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdlib>
 #include <exception>
 #include <mutex>
 #include <numeric>
-#include <string_view>
 #include <thread>
 
 #include "comm/base/clock.h"
 #include "comm/base/error.h"
 #include "comm/base/fnv.h"
+#include "comm/base/switch.h"
 #include "comm/collective/geometry.h"
 #include "comm/operations/collective_operation.h"
 #include "comm/schedule/choice.h"
@@ -512,10 +511,7 @@ Everywhere& everywhere() {
   return *all;
 }
 bool checks_everywhere() {
-  static const bool checks = [] {
-    const char* text = std::getenv("DPCORE_CHECK");
-    return text != nullptr && *text != '\0' && std::string_view(text) != "0";
-  }();
+  static const bool checks = switch_of("DPCORE_CHECK").value_or(false);
   return checks;
 }
 

@@ -8,8 +8,6 @@
 #include <unistd.h>
 
 #include <cstddef>
-#include <cstdlib>
-#include <string_view>
 #include <utility>
 
 #include "comm/base/clock.h"
@@ -17,6 +15,7 @@
 #include "comm/base/fault.h"
 #include "comm/base/fnv.h"
 #include "comm/base/processors.h"
+#include "comm/base/switch.h"
 
 namespace dpcore {
 namespace {
@@ -78,8 +77,7 @@ std::shared_ptr<Endpoint> Endpoint::meet(RankKind how, const Rendezvous& rendezv
 
 // Threads of one process go by the stage, like processes that may not read each other.
 bool Endpoint::try_to_read_local_peers() {
-  const char* wanted = std::getenv("DPCORE_READ_PEERS");
-  if (shares_process_ || (wanted != nullptr && std::string_view(wanted) == "0")) {
+  if (!switch_of("DPCORE_READ_PEERS").value_or(true) || shares_process_) {
     return false;
   }
   for (int r = 0; r < world(); ++r) {

@@ -3,10 +3,12 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <optional>
 #include <string>
 #include <type_traits>
 
 #include "comm/base/error.h"
+#include "comm/base/switch.h"
 #include "comm/reduce/reduce_dispatch.h"
 #include "comm/reduce/reduce_lowering.h"
 #include "comm/reduce/way_to_peers.h"
@@ -24,17 +26,13 @@ constexpr size_t kPastCachesFrom = 8192;
 enum class Stores { ordinary, past_caches, measured };
 
 Stores choose_stores() {
-  const char* forced = std::getenv("DPCORE_BYPASS_CACHES");
-  const std::string_view wanted = forced == nullptr ? "" : forced;
-  if (!wanted.empty() && wanted != "0" && wanted != "1") {
-    throw Unsupported("DPCORE_BYPASS_CACHES=" + std::string(wanted) + ": use 0 or 1");
-  }
+  const std::optional<bool> wanted = switch_of("DPCORE_BYPASS_CACHES");
 #if defined(DPCORE_X86_KERNELS)
-  if (wanted.empty() && __builtin_cpu_is("amd") != 0) {
+  if (!wanted && __builtin_cpu_is("amd") != 0) {
     return Stores::measured;
   }
 #endif
-  return wanted == "1" ? Stores::past_caches : Stores::ordinary;
+  return wanted.value_or(false) ? Stores::past_caches : Stores::ordinary;
 }
 
 uint64_t ticks() {

@@ -54,7 +54,7 @@ def between(
                 identity, job, None, meets_within or timeout, environment, at=at, shares_memory=True
             )
             tcp = stack.enter_context(options)
-        algorithm = session.algorithm_or_variable()
+        algorithm = session.algorithm_or_variable("auto", world_size)
         return session.connect(
             job,
             rank,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpcore.base import plugged_in
 from dpcore.base.link import check_no_link, link_or_variable, speeds
+from dpcore.base.switch import is_on
 from dpcore.base.user_code import is_own
 from dpcore.comm.communicators import costs
 from dpcore.comm.communicators.checks import check_is
@@ -132,7 +133,7 @@ def init(
             "deterministic": deterministic or None,
         }
         return _over_mpi(rank, world_size, timeout, given)
-    joins = os.environ.get("DPCORE_JOIN") == "1" if join is None else join
+    joins = is_on("DPCORE_JOIN") if join is None else join
     if joins:
         if backend != "native":
             raise Unsupported(f"join=True: ranks join a job of dpcore's own core, not {backend!r}")
@@ -140,8 +141,7 @@ def init(
     else:
         identity = find_identity(rank, world_size, init_method)
 
-    algorithm = algorithm_or_variable(algorithm)
-    check_algorithm(algorithm, identity.world_size)
+    algorithm = algorithm_or_variable(algorithm, identity.world_size)
     if transport == "auto":
         transport = "shm+tcp" if may_span_hosts(identity.world_size, init_method) else "shm"
     began_ns = time.time_ns()
@@ -192,16 +192,26 @@ def init(
     return communicator
 
 
-def algorithm_or_variable(algorithm: Any = "auto") -> Any:
-    """What DPCORE_ALGORITHM says, where the program leaves it open."""
+def algorithm_or_variable(algorithm: Any, world_size: int) -> Any:
+    """What DPCORE_ALGORITHM says, where the program leaves it open. Raises what is wrong with it,
+    before ranks wait for each other."""
     is_open = isinstance(algorithm, str) and algorithm == "auto"
-    return os.environ.get("DPCORE_ALGORITHM", "auto") if is_open else algorithm
+    said = os.environ.get("DPCORE_ALGORITHM") if is_open else None
+    try:
+        _check_algorithm(said or algorithm, world_size)
+    except Unsupported as problem:
+        if not said:
+            raise
+        raise Unsupported(f"DPCORE_ALGORITHM={said}: {problem}") from None
+    return said or algorithm
 
 
-def check_algorithm(algorithm: Any, world_size: int) -> None:
-    """Proves one of the program's own, before ranks wait for each other."""
+def _check_algorithm(algorithm: Any, world_size: int) -> None:
     if not is_own(algorithm):
+        from dpcore import _C
+
         check_is("a string", algorithm=algorithm)
+        _C.check_algorithm_name(algorithm)
         return
     from dpcore.base.own_algorithm import OwnAlgorithm
     from dpcore.comm.communicators.own_schedules import compiled

@@ -13,7 +13,6 @@ forwards are checked for that, and with DPCORE_CHECK=1 all of them.
 
 from __future__ import annotations
 
-import os
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ import torch
 from torch import nn
 
 from dpcore.base.module_hook import ModuleHook
+from dpcore.base.switch import is_on
 from dpcore.comm.communicators.read_back import numbers_in
 from dpcore.comm.launch import session
 from dpcore.ddp.mistakes import not_finite
@@ -80,7 +80,7 @@ class AcrossSteps:
         self._in_forward = False
         self._modules: list[tuple[nn.Module, list[int]]] = []  # with the parameters they use first
         self._has_begun: set[int] = set()  # numbers of modules that have begun in this forward
-        self._always_checks = os.environ.get("DPCORE_CHECK", "0") not in ("", "0")
+        self._always_checks = is_on("DPCORE_CHECK")
         self._handles: list[RemovableHandle] = []
         me = weakref.ref(self)  # else the module would keep this and an old reducer alive
 

@@ -14,7 +14,6 @@ rank, and it sees no gradients under "zero1" and "zero2".
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -73,7 +72,7 @@ def check(model: Averaged, optimizer: torch.optim.Optimizer | None) -> None:
     whose gradients may not be readable."""
     reducer = model._reducer
     record = reducer.not_finite
-    if record is None and (reducer.finds_not_finite or not _is_asked_for(model._mistakes)):
+    if record is None and (reducer.finds_not_finite or not model._mistakes.looks_at_all_gradients):
         return
     if getattr(optimizer, "found_inf", None) is not None:
         return  # it skips the step itself: a scaler of gradients has told it to
@@ -85,12 +84,6 @@ def check(model: Averaged, optimizer: torch.optim.Optimizer | None) -> None:
             _tell(model, _in_words(model, found))
     elif optimizer is not None and (text := _look(model, optimizer)):
         _tell(model, text)
-
-
-def _is_asked_for(reports: Reports) -> bool:
-    if not reports.is_on:
-        return False
-    return reports.mode == "all" or os.environ.get("DPCORE_CHECK_FINITE", "0") not in ("", "0")
 
 
 def _is_there(model: Averaged, optimizer: torch.optim.Optimizer, number: int) -> bool:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from dpcore.base.switch import is_on
 from dpcore.errors import Error, Mismatch, MistakeWarning, Unsupported
 
 MODES = ("warn", "all", "raise", "ignore")
@@ -48,6 +49,9 @@ class Reports:
 
     def __init__(self, mode: str) -> None:
         self.mode = mode
+        is_asked = is_on("DPCORE_CHECK_FINITE")
+        # For NaN and Inf, also where no sum of dpcore's own has done it.
+        self.looks_at_all_gradients = self.is_on and (is_asked or mode == "all")
         self.notes: list[str] = []
         self._told: set[str] = set()  # kinds
 
