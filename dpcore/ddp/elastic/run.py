@@ -83,8 +83,11 @@ class ElasticRun:
         self._model, self._optimizer, self._more = model, optimizer, more
         self._timeout = timeout
         self.comm: Communicator = model.group  # type: ignore[assignment]
-        self.ranks = tuple(range(self.comm.world_size))
-        self.step = 0
+        """The communicator of the ranks that live."""
+        self.ranks: tuple[int, ...] = tuple(range(self.comm.world_size))
+        """Their numbers: those that they had at the start, or got when they joined."""
+        self.step: int = 0
+        """How many steps are finished."""
         self._number, self._next_number = self.comm.rank, self.comm.world_size  # in `ranks`
         self._shares = Shares(sampler)
         self._deal()
@@ -187,7 +190,7 @@ class ElasticRun:
 
     @property
     def number(self) -> int:
-        """Of this rank in ``ranks``."""
+        """The one in ``ranks`` that is this rank's."""
         return self._number
 
     # ---- in the body of the loop -------------------------------------------------------------
