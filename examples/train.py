@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--checkpoint", type=Path, help="a file that all hosts see")
     parser.add_argument("--every", type=int, default=20, help="steps between checkpoints")
     parser.add_argument("--backend", default="native", help="native or mpi")
-    parser.add_argument("--fail-at", type=int, help="the last rank dies here, the first time")
+    parser.add_argument("--fail-at", type=int, help="after this step the last rank dies, once")
     options = parser.parse_args()
 
     comm = dp.init(backend=options.backend)
@@ -70,7 +70,7 @@ def main() -> None:
         if options.checkpoint is not None and comm.rank == 0 and (step + 1) % options.every == 0:
             state = {"module": module.state_dict(), "optimizer": optimizer.state_dict()}
             save(options.checkpoint, step=step + 1, **state)
-        if step == options.fail_at and first == 0 and comm.rank == comm.world_size - 1:
+        if step + 1 == options.fail_at and first == 0 and comm.rank == comm.world_size - 1:
             os._exit(1)
 
     total = loss.detach().clone()
