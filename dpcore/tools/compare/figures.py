@@ -198,8 +198,7 @@ def _cost(one: Figures) -> str:
     if one.exposed is None:
         return added(one.cost)
     exposed = min(one.exposed.median, one.cost.median)
-    slower = one.cost.median - exposed
-    return f"{added(one.cost)} ({ms(exposed)} exposed, {ms(slower)} of slower computing)"
+    return f"{added(one.cost)} ({ms(exposed)} of it exposed, the rest slower computing)"
 
 
 def ms(value: float) -> str:
