@@ -24,6 +24,12 @@ if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[types.CommandParser]
 
 
+# A path that does not fit, unlike a device that is full.
+_OF_PATHS = (
+    FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError,
+)  # fmt: skip
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit status: 2 where an argument or a file is not what
     the command takes, else what the command says."""
@@ -41,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except (Error, NoCore, OSError, ValueError) as problem:
         print(f"dpcore {options.command}: {_in_words(problem)}", file=sys.stderr)
-        return 2 if isinstance(problem, ValueError) else 1
+        return 2 if isinstance(problem, (ValueError, *_OF_PATHS)) else 1
     except KeyboardInterrupt:
         print(f"dpcore {options.command}: interrupted", file=sys.stderr)
         return 128 + signal.SIGINT

@@ -218,7 +218,7 @@ def test_a_mean_that_is_no_number_is_wrong():
 
 def test_a_file_that_cannot_be_written_is_named_without_a_number_of_the_system(capsys):
     lesson = Path(__file__).parents[1] / "docs" / "learn" / "transformer.json"
-    assert main(["simulate", str(lesson), "--link", "1gbit", "--html", "/no/x.html"]) == 1
+    assert main(["simulate", str(lesson), "--link", "1gbit", "--html", "/no/x.html"]) == 2
     assert capsys.readouterr().err == "dpcore simulate: /no/x.html: No such file or directory\n"
 
 

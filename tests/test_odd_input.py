@@ -257,7 +257,7 @@ def test_a_draft_is_never_named(tmp_path, capsys):
         with pytest.raises(OSError, match="") as caught:
             write_whole(path, "text")
         assert caught.value.filename == str(path)
-        assert status_of("show", RUN, "--html", path) == 1
+        assert status_of("show", RUN, "--html", path) == 2
         said = capsys.readouterr().err
         assert str(path) in said and ".dpcore." not in said and len(said.splitlines()) == 1
 
