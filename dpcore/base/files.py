@@ -8,9 +8,11 @@ of another user are refused, as Linux does for links with ``fs.protected_symlink
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 _FLAGS = os.O_WRONLY | os.O_CLOEXEC
@@ -31,7 +33,7 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes, mode: int = 
     if found is not None:
         mode &= stat.S_IMODE(found.st_mode)
     draft = place.with_name(f".dpcore.{secrets.token_hex(8)}")  # short even if the name is long
-    try:
+    with _naming(place):
         descriptor = os.open(draft, _FLAGS | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
         try:
             _write_all(descriptor, data)
@@ -39,10 +41,6 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes, mode: int = 
         except BaseException:
             draft.unlink(missing_ok=True)
             raise
-    except OSError as problem:
-        if problem.filename not in (str(draft), None):
-            raise
-        raise OSError(problem.errno, problem.strerror, str(place)) from None  # the name asked for
 
 
 def _write_in_place(place: Path, found: os.stat_result, data: bytes, mode: int) -> None:
@@ -55,9 +53,16 @@ def _write_in_place(place: Path, found: os.stat_result, data: bytes, mode: int) 
         )
     is_link = stat.S_ISLNK(found.st_mode)
     how = os.O_CREAT | os.O_TRUNC if is_link else os.O_NOFOLLOW
-    try:
+    with _naming(place):
         _write_all(os.open(place, _FLAGS | how, mode), data)
-    except OSError as problem:  # one of a full device names no file
+
+
+@contextlib.contextmanager
+def _naming(place: Path) -> Iterator[None]:
+    """Errors name the file that was asked for. One of a full device names none."""
+    try:
+        yield
+    except OSError as problem:
         raise OSError(problem.errno, problem.strerror, str(place)) from None
 
 
