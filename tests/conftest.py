@@ -84,6 +84,12 @@ def _is_quiet(item):
     return item.get_closest_marker("quiet") is not None
 
 
+def _seconds_of(item):
+    """How long a quiet test takes, where that is so long that it has to be the first of them."""
+    marker = item.get_closest_marker("quiet")
+    return marker.kwargs.get("seconds", 0) if marker else 0
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items):
     """First files with hurried tests, the most hurried first, and last tests that are quiet or
@@ -96,7 +102,8 @@ def pytest_collection_modifyitems(items):
     def place(item):
         hurry = fmean(shares.get(item.path, [1]))
         is_last = _shares_of(item) == sharing.SHARES
-        return is_last, not _is_quiet(item), -hurry, item.path, _shares_of(item)
+        quiet_first = not _is_quiet(item), -_seconds_of(item)
+        return is_last, *quiet_first, -hurry, item.path, _shares_of(item)
 
     items.sort(key=place)
 

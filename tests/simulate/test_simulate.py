@@ -242,7 +242,7 @@ def test_traces_of_no_model_or_two_are_refused(tmp_path):
 # ---- against runs --------------------------------------------------------------------------------
 
 
-@pytest.mark.quiet
+@pytest.mark.quiet(seconds=13)
 def test_runs_over_an_emulated_link_take_what_was_predicted(monkeypatch):
     """Layers that sleep, over 200 Mbit/s: little of a processor is needed, so what a busy machine
     adds is on top, also on top of computing alone, which the prediction begins with. (The measured
