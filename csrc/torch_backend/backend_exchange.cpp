@@ -1,4 +1,6 @@
 // all_to_all: every rank has a part for every other one.
+#include <algorithm>
+
 #include "comm/base/error.h"
 #include "comm/collective/request.h"
 #include "torch_backend/backend.h"
@@ -25,9 +27,12 @@ Parts elements_of_rows(const at::Tensor& tensor, const std::vector<int64_t>& row
   for (const int64_t count : rows) {
     sum += count;
   }
-  if (rows.size() != static_cast<size_t>(world) || tensor.dim() == 0 || sum != tensor.size(0)) {
+  const bool is_negative = std::any_of(rows.begin(), rows.end(), [](int64_t n) { return n < 0; });
+  if (is_negative || rows.size() != static_cast<size_t>(world) || tensor.dim() == 0 ||
+      sum != tensor.size(0)) {
     throw Unsupported("all_to_all_single: Split sizes doesn't match total dim 0 size: the " +
-                      std::string(side) + " needs one size per rank that add up to its rows");
+                      std::string(side) +
+                      " needs one size per rank, none below 0, that add up to its rows");
   }
   const uint64_t row = sum == 0 ? 0 : total / static_cast<uint64_t>(sum);
   Parts parts;
@@ -101,7 +106,11 @@ TorchBackend::WorkPtr TorchBackend::alltoall(Tensors& outputs, Tensors& inputs,
     outs.push_back(static_cast<uint64_t>(outputs[r].numel()));
   }
   Request& request = ask_exchange(call, inputs.front(), ins, outs, true);
-  request.input = call.staging.read_joined(inputs);
+  const bool same_memory = std::any_of(inputs.begin(), inputs.end(), [&](const auto& input) {
+    return std::any_of(outputs.begin(), outputs.end(),
+                       [&](const auto& output) { return overlap(input, output); });
+  });
+  request.input = call.staging.read_joined(same_memory ? clones_of(inputs) : inputs);
   request.output = call.staging.write_joined(outputs);
   call.inputs = inputs;
   call.outputs = outputs;

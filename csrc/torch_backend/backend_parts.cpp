@@ -54,12 +54,6 @@ void expect_equal(const Tensors& parts, const at::Tensor& own, const char* opera
   }
 }
 
-bool overlap(const at::Tensor& one, const at::Tensor& other) {
-  const auto* first = static_cast<const std::byte*>(one.const_data_ptr());
-  const auto* second = static_cast<const std::byte*>(other.const_data_ptr());
-  return first < second + other.nbytes() && second < first + one.nbytes();
-}
-
 // What may share memory: the smaller tensor, when it is this rank's part of the larger one.
 bool is_apart(const at::Tensor& small, const at::Tensor& large, int rank) {
   const auto* first = static_cast<const std::byte*>(small.const_data_ptr());
@@ -75,14 +69,6 @@ bool is_apart(const at::Tensor& small, const Tensors& parts, int rank) {
     }
   }
   return true;
-}
-
-Tensors clones_of(const Tensors& tensors) {
-  Tensors clones;
-  for (const at::Tensor& tensor : tensors) {
-    clones.push_back(tensor.clone());
-  }
-  return clones;
 }
 
 void check_base(const at::Tensor& part, const at::Tensor& whole, int world, const char* operation) {

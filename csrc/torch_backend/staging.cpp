@@ -73,6 +73,20 @@ void check_tensor(const at::Tensor& tensor, const char* operation) {
   check_memory(tensor, operation);
 }
 
+bool overlap(const at::Tensor& one, const at::Tensor& other) {
+  const auto* first = static_cast<const std::byte*>(one.const_data_ptr());
+  const auto* second = static_cast<const std::byte*>(other.const_data_ptr());
+  return first < second + other.nbytes() && second < first + one.nbytes();
+}
+
+std::vector<at::Tensor> clones_of(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> clones;
+  for (const at::Tensor& tensor : tensors) {
+    clones.push_back(tensor.clone());
+  }
+  return clones;
+}
+
 const at::Tensor& only_one(const std::vector<at::Tensor>& tensors, const char* operation) {
   if (tensors.size() != 1) {
     throw Unsupported(std::string(operation) + " got a list of " + std::to_string(tensors.size()) +

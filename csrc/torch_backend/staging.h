@@ -71,6 +71,11 @@ class Staging {
 // nor on a GPU, or is sparse.
 void check_tensor(const at::Tensor& tensor, const char* operation);
 
+// Whether two contiguous tensors share memory.
+bool overlap(const at::Tensor& one, const at::Tensor& other);
+
+std::vector<at::Tensor> clones_of(const std::vector<at::Tensor>& tensors);
+
 // The tensor of a call that torch makes with a list, for several devices per rank. Checked.
 const at::Tensor& only_one(const std::vector<at::Tensor>& tensors, const char* operation);
 

@@ -164,6 +164,12 @@ def parts_per_rank():
         assert torch.equal(output, of_rank(10 * peer + rank))
 
 
+def _to_and_from():
+    """(sender, receiver) of what this rank sends, and of what it gets."""
+    rank, world = rank_and_world()
+    return [(rank, peer) for peer in range(world)], [(peer, rank) for peer in range(world)]
+
+
 def uneven_parts():
     rank, world = rank_and_world()
     outputs = [torch.empty(peer + 1) for peer in range(world)]
@@ -177,9 +183,26 @@ def uneven_parts():
     dist.all_to_all_single(received, torch.full((sum(rows_in), 3), float(rank)), rows_out, rows_in)
     wanted = torch.cat([torch.full((rank, 3), float(peer)) for peer in range(world)])
     assert torch.equal(received, wanted)
+    for begin in (0, 1):  # lists in one memory: outputs on inputs, and between them
+        ins, outs = ([(n + 2 * peer) % 4 * 1000 for n, peer in pairs] for pairs in _to_and_from())
+        memory = torch.cat([of_rank(rank + 5 * peer, count) for peer, count in enumerate(ins)])
+        memory = torch.cat([memory, torch.zeros(max(0, sum(outs) - sum(ins)) + 1)])
+        outputs = memory[begin : begin + sum(outs)].split(outs)
+        dist.all_to_all(list(outputs), list(memory[: sum(ins)].split(ins)))
+        for peer, output in enumerate(outputs):
+            assert torch.equal(output, of_rank(peer + 5 * rank, len(output))), (begin, peer)
     exchanged = torch.empty(2 * world, 3)
     dist.all_to_all_single(exchanged, torch.full((2 * world, 3), float(rank)))
     assert torch.equal(exchanged[:, 0], torch.arange(float(world)).repeat_interleave(2))
+
+
+def sizes_below_0():
+    """They may add up to what there is; nothing is sent."""
+    _, world = rank_and_world()
+    sizes = [world + 1] + [-1] * (world - 1) if world > 1 else [-1]
+    rows = torch.zeros(sum(sizes) if world > 1 else 1, 2)
+    with pytest.raises(dpcore.Unsupported, match="one size per rank, none below 0"):
+        dist.all_to_all_single(torch.zeros_like(rows), rows, [1] * len(rows), sizes)
 
 
 def coalesced():
@@ -280,6 +303,7 @@ BODIES = (
     lists_that_share_memory,
     results_in_one_place,
     uneven_parts,
+    sizes_below_0,
     coalesced,
     functional_forms,
     sparse,
