@@ -23,18 +23,15 @@ Parts elements_of_rows(const at::Tensor& tensor, const std::vector<int64_t>& row
     }
     return Parts(static_cast<size_t>(world), total / static_cast<uint64_t>(world));
   }
-  int64_t sum = 0;
-  for (const int64_t count : rows) {
-    sum += count;
-  }
-  const bool is_negative = std::any_of(rows.begin(), rows.end(), [](int64_t n) { return n < 0; });
-  if (is_negative || rows.size() != static_cast<size_t>(world) || tensor.dim() == 0 ||
-      sum != tensor.size(0)) {
+  const bool is_below_0 = std::any_of(rows.begin(), rows.end(), [](int64_t n) { return n < 0; });
+  const uint64_t sum = sum_of(Parts(rows.begin(), rows.end()));
+  if (is_below_0 || rows.size() != static_cast<size_t>(world) || tensor.dim() == 0 ||
+      sum != static_cast<uint64_t>(tensor.size(0))) {
     throw Unsupported("all_to_all_single: Split sizes doesn't match total dim 0 size: the " +
                       std::string(side) +
                       " needs one size per rank, none below 0, that add up to its rows");
   }
-  const uint64_t row = sum == 0 ? 0 : total / static_cast<uint64_t>(sum);
+  const uint64_t row = sum == 0 ? 0 : total / sum;
   Parts parts;
   for (const int64_t count : rows) {
     parts.push_back(static_cast<uint64_t>(count) * row);

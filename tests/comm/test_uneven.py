@@ -94,6 +94,15 @@ def test_parts_of_different_sizes_between_processes(run):
     dpcore.spawn(run, 3, SIZES["large"])
 
 
+@pytest.mark.parametrize("world", (2, 3))
+@pytest.mark.parametrize("run", (run_joins, run_splits))
+def test_parts_that_just_fit_into_a_post_between_hosts(run, world):
+    """Over TCP up to 64 KiB travel with the word of entry, were each part as long as the longest."""
+    longest = 65536 // 8 // world
+    for count in (longest // 2, longest // 2 + 1, longest - 1, longest, longest + 1):
+        dpcore.spawn(run, world, (count, 3, count - 5)[:world], **HOW["tcp"])
+
+
 COUNTS = {  # [from][to]
     "small": ((1, 0, 3), (0, 0, 0), (2, 5, 1)),
     "nothing": ((0, 0, 0), (0, 0, 0), (0, 0, 0)),
@@ -169,6 +178,23 @@ def test_sizes_that_contradict_each_other_are_a_mismatch():
         dpcore.spawn(body, 2, mode="threads")
 
 
+def test_sizes_that_contradict_each_other_in_a_world_of_one_are_a_mismatch():
+    def body(comm):
+        comm.all_to_all(torch.ones(1000), torch.ones(2), output_sizes=[1000], input_sizes=[2])
+
+    with pytest.raises(dpcore.Mismatch, match="rank 0 sends 2 elements to rank 0, which expects 1"):
+        dpcore.spawn(body, 1, mode="threads")
+
+
+def test_sizes_whose_sum_is_larger_than_any_number_are_refused():
+    def body(comm):
+        none = torch.empty(0)
+        comm.all_to_all(none, none, input_sizes=[2**64 - 1, 1], output_sizes=[0, 0])
+
+    with pytest.raises(dpcore.Unsupported, match="the input has 0 elements"):
+        dpcore.spawn(body, 2, mode="threads")
+
+
 def test_lists_of_sizes_that_differ_between_ranks_are_a_mismatch():
     def body(comm):
         sizes = [1, 2] if comm.rank == 0 else [2, 2]
@@ -233,8 +259,14 @@ def test_other_buffers_and_odd_shapes():
     dpcore.spawn(body, 2, mode="threads")
 
 
-def test_more_ranks_than_the_stage_has_room_for_are_told():
+def test_more_ranks_than_the_stage_has_much_room_for():
+    """A chunk has 64 bytes for each of them; uneven parts are told to all at its front."""
+
     def body(comm):
+        rank, world = comm.rank, comm.world_size
+        exchanged = torch.empty(world, 20)
+        comm.all_to_all(exchanged, torch.full((world, 20), float(rank)))
+        assert torch.equal(exchanged[:, 7], torch.arange(float(world)))
         sizes = [1] * comm.world_size
         x = torch.zeros(sum(sizes))
         with pytest.raises(dpcore.Unsupported, match="uneven parts is for at most 512 ranks"):

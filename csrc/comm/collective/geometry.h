@@ -118,13 +118,15 @@ struct StageLayout {
   bool announces_parts = false;  // uneven all_to_all: the stage begins with what its owner sends
 
   // Of what is not small. Few bytes are cut finer, so that readers begin early, but not much: a
-  // chunk has two waits.
+  // chunk has two waits. 0 where not even a line of each piece has room.
   size_t quota() const {
+    constexpr size_t kLine = 64;
     constexpr size_t kFinestChunk = 32768;
     constexpr size_t kChunksAtLeast = 4;  // filling and reading overlap
     const size_t largest = (kStageBytes - front()) / kStageBuffers;
-    const size_t wanted = std::max(kFinestChunk, bytes / kChunksAtLeast);
-    return (announces_parts ? largest : std::min(largest, wanted)) / pieces / 64 * 64 / element;
+    const size_t wanted = std::max({kFinestChunk, bytes / kChunksAtLeast, pieces * kLine});
+    return (announces_parts ? largest : std::min(largest, wanted)) / pieces / kLine * kLine /
+           element;
   }
   // Where a piece of a chunk begins, in bytes.
   size_t offset(size_t chunk, size_t piece, size_t quota) const {

@@ -20,6 +20,7 @@
 namespace dpcore {
 
 Steps run_alone(PathRun& run) {
+  check_part(run, 0, run.outgoing(0).elements);
   if (run.reduces()) {
     const void* in = run.request.input;
     void* out = run.request.output;

@@ -134,10 +134,9 @@ struct PathRun {
     const size_t pieces = same_piece_for_all() ? 1 : static_cast<size_t>(world());
     return {element, bytes, pieces, announces_parts};
   }
-  // A small one is one chunk: a division would be a good part of what it costs.
-  size_t stage_quota() const {
-    return is_small && request.input_parts.empty() ? request.count : stage_layout().quota();
-  }
+  // A small one is one chunk, as large as the largest part: a division would be a good part of what
+  // it costs.
+  size_t stage_quota() const { return is_small ? request.count : stage_layout().quota(); }
   // Where rank r's piece for `reader` lies in its stage, or in its slot.
   std::byte* stage_buffer(int r, size_t chunk, int reader, size_t quota) const;
 
@@ -275,8 +274,9 @@ void copy_own_piece(PathRun& run);
 // One chunk into the own stage, and out of the stages of the others.
 void fill_stage(PathRun& run, size_t chunk, size_t quota);
 void consume_stage(PathRun& run, size_t chunk, size_t quota);
-// Throws Mismatch when what the others announced at the front of their stages is not what this rank
-// expects.
+// Throws Mismatch unless a rank sends as many elements as this one expects of it.
+void check_part(const PathRun& run, int from, uint64_t sent);
+// The same of all, as they announced it at the front of their stages.
 void check_announced_parts(const PathRun& run);
 // `is_prefilled`: the stage has something for them.
 void tell_remote_members(const PathRun& run, bool is_prefilled);

@@ -98,22 +98,28 @@ void consume_stage(PathRun& run, size_t chunk, size_t quota) {
   }
 }
 
+void check_part(const PathRun& run, int from, uint64_t sent) {
+  if (sent != run.incoming(from).elements) {
+    throw Mismatch(run.operation.describe() + ": rank " + std::to_string(from) + " sends " +
+                   std::to_string(sent) + " elements to rank " + std::to_string(run.me()) +
+                   ", which expects " + std::to_string(run.incoming(from).elements) +
+                   "; input splits of one side must be the output splits of the other");
+  }
+}
+
 // Uneven all_to_all: the stage begins with what its owner is about to send to each rank.
 void check_announced_parts(const PathRun& run) {
   for (int r = 0; r < run.world(); ++r) {
-    const auto* announced = reinterpret_cast<const uint64_t*>(run.stage_of(r));
-    if (announced[run.me()] != run.incoming(r).elements) {
-      throw Mismatch(run.operation.describe() + ": rank " + std::to_string(r) + " sends " +
-                     std::to_string(announced[run.me()]) + " elements to rank " +
-                     std::to_string(run.me()) + ", which expects " +
-                     std::to_string(run.incoming(r).elements) +
-                     "; input splits of one side must be the output splits of the other");
-    }
+    check_part(run, r, reinterpret_cast<const uint64_t*>(run.stage_of(r))[run.me()]);
   }
 }
 
 Steps run_stage(PathRun& run) {
   const size_t quota = run.stage_quota();
+  if (quota == 0) {
+    throw Unsupported(run.operation.describe() + ": ordinary memory of " +
+                      std::to_string(run.world()) + " ranks does not fit into a stage");
+  }
   size_t to_fill = 0;
   size_t to_read = 0;
   for (int r = 0; r < run.world(); ++r) {
