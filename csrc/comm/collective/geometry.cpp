@@ -61,11 +61,12 @@ bool consumes(const Request& request, int r) {
 MemoryUse memory_use(const Request& request, int me, int world) {
   size_t read = 0;
   size_t written = 0;
+  const bool gets = consumes(request, me) || keeps_a_piece(request, me);
   for (int r = 0; r < world; ++r) {
     const Piece out = outgoing(request, me, r);
     const Piece in = incoming(request, me, r);
     read = std::max(read, out.mine + out.elements);
-    written = std::max(written, in.mine + in.elements);
+    written = gets ? std::max(written, in.mine + in.elements) : 0;
   }
   const size_t element = size_of(request.dtype);
   return {request.input, read * element, request.output, written * element};
