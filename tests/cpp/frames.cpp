@@ -185,7 +185,7 @@ void data_round(Dice& dice) {
   const auto bytes = bytes_of(header, dice);
   const auto pump = [&] {
     line.network->poll();
-    line.network->set_aside_unexpected();
+    line.network->set_aside_unexpected(true);
   };
   size_t at = 0;
   while (at < bytes.size()) {

@@ -157,7 +157,7 @@ void Engine::take_in_control() {
 void Engine::take_in_unexpected() {
   if (ProgressLock lock(*this); lock) {
     endpoint_->network()->poll();
-    endpoint_->network()->set_aside_unexpected();
+    endpoint_->network()->set_aside_unexpected(false);
   }
 }
 

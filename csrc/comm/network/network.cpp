@@ -414,7 +414,7 @@ void Network::forget_closed_groups() {
   }
 }
 
-bool Network::set_aside_unexpected() {
+bool Network::set_aside_unexpected(bool is_needed) {
   if (groups_closed_.exchange(false, std::memory_order_acq_rel)) {
     forget_closed_groups();
   }
@@ -422,7 +422,7 @@ bool Network::set_aside_unexpected() {
   for (int r = 0; r < static_cast<int>(peers_.size()); ++r) {
     if (peers_[r]) {
       for (TcpLine& line : peers_[r]->data) {
-        while (set_aside(r, line)) {
+        while (set_aside(r, line, is_needed)) {
           moved = true;
         }
       }
@@ -435,7 +435,7 @@ bool Network::set_aside_unexpected() {
 }
 
 // One frame, or what has come of it. A frame that an operation has begun to take is left to it.
-bool Network::set_aside(int from, TcpLine& line) {
+bool Network::set_aside(int from, TcpLine& line, bool is_needed) {
   Peer& peer = *peers_[from];
   const FrameHeader* head = line.head();
   if (head == nullptr || line.claimed) {
@@ -444,7 +444,7 @@ bool Network::set_aside(int from, TcpLine& line) {
   const FrameHeader frame = *head;  // the line forgets it with its last byte
   if (!line.aside) {
     const bool wanted = is_wanted(frame.group);
-    if (wanted && peer.aside_bytes + frame.bytes > kMaxAsideBytes) {
+    if (wanted && !is_needed && peer.aside_bytes + frame.bytes > kMaxAsideBytes) {
       return false;
     }
     line.aside = true;

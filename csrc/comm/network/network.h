@@ -12,8 +12,9 @@
 //
 // A peer is lost when its control connection ends: what it had sent before, control and data, is
 // still read. Memory: a queue holds what its peer has not taken yet, which the slots of
-// operations bound; what is set aside is bounded by kMaxAsideBytes per peer, after which the
-// peer is left waiting (back-pressure).
+// operations bound. What is set aside while no operation is in flight is bounded by kMaxAsideBytes
+// per peer, after which the peer is left waiting (back-pressure). An operation that waits takes in
+// whatever lies before its data: what bounds that is what the peer's program has sent.
 #pragma once
 
 #include <atomic>
@@ -122,9 +123,10 @@ class Network {
   size_t take_aside(int peer, int named, uint64_t group, const Message& message, size_t have,
                     const Sink& sink);
   std::byte* scratch() { return scratch_.get(); }
-  // Takes data frames that no operation has asked for out of the way, as far as memory may be used
-  // for them; those of closed or failed groups are thrown away. True when anything moved.
-  bool set_aside_unexpected();
+  // Takes data frames that no operation has asked for out of the way; those of closed or failed
+  // groups are thrown away. `is_needed`: an operation waits for what may lie behind them, so
+  // kMaxAsideBytes does not count. True when anything moved.
+  bool set_aside_unexpected(bool is_needed);
 
   // Called between two polls of the functions below: what has come is to be taken in, for peers
   // that wait like this rank and hold what it has sent until then.
@@ -175,7 +177,7 @@ class Network {
   bool parse_control(int peer);
   void lose(int peer, const std::string& problem);
   void send_queued(Peer& peer);
-  bool set_aside(int peer, TcpLine& line);
+  bool set_aside(int peer, TcpLine& line, bool is_needed);
   bool is_wanted(uint64_t group);
   void forget_closed_groups();
   void set_longer_timeout(int64_t nanoseconds);

@@ -139,7 +139,7 @@ size_t TcpTransport::pull(int peer, const Message& message, size_t from, const S
 }
 
 bool TcpTransport::set_aside_unexpected() {
-  return group_.remote()->network().set_aside_unexpected();
+  return group_.remote()->network().set_aside_unexpected(true);
 }
 
 void TcpTransport::give_up() {
