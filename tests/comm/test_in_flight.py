@@ -2,9 +2,11 @@
 
 import gc
 import itertools
+import os
 import threading
 import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -105,6 +107,40 @@ def test_a_message_of_another_size_is_a_mismatch():
 
     with pytest.raises(dpcore.Mismatch, match="12 bytes of float32, but 16"):
         dpcore.spawn(body, 2, mode="threads")
+
+
+@every_mode
+def test_a_large_message_that_is_not_asked_for_yet_holds_nothing_up(mode):
+    """All ranks make their calls in the same order; over TCP the all-reduce comes behind it."""
+
+    def body(comm):
+        large, tensor = torch.full((260 << 20,), comm.rank, dtype=torch.uint8), torch.ones(1 << 18)
+        work = comm.send(large, 1, async_op=True) if comm.rank == 0 else None
+        comm.all_reduce(tensor)
+        if work is None:
+            comm.recv(large, 0)
+        else:
+            work.wait()
+        return tensor.unique().tolist(), large[::4096].unique().tolist()
+
+    assert dpcore.spawn(body, 2, **HOW[mode]) == [([2.0], [0])] * 2
+
+
+@every_mode
+def test_operations_that_only_read_share_memory(mode):
+    def body(comm):
+        tensor = torch.full((100_000,), float(comm.rank + 1))
+        other = torch.empty(100_000)
+        first = comm.broadcast(tensor if comm.rank == 0 else other, 0, async_op=True)
+        if comm.rank == 0:
+            second = comm.send(tensor, 1, async_op=True)
+            second.wait()
+        else:
+            comm.recv(tensor, 0)
+        first.wait()
+        return tensor[0].item(), other[0].item() if comm.rank else 1.0
+
+    assert dpcore.spawn(body, 2, **HOW[mode]) == [(1.0, 1.0)] * 2
 
 
 # ---- asynchronous work -----------------------------------------------------------------------
@@ -345,6 +381,27 @@ def test_communicators_one_after_the_other(mode):
             )
 
     dpcore.spawn(body, 3, f"after-each-other-{mode}-{time.time_ns()}", **HOW[mode])
+
+
+def test_a_rank_may_meet_the_others_again_from_another_thread():
+    def body(comm):
+        rank, name = comm.rank, f"another-thread-{os.getppid()}"
+        dpcore.finalize()
+
+        def meet():
+            again = dpcore.init(rank=rank, world_size=2, init_method=name, timeout=10)
+            tensor = torch.ones(3)
+            again.all_reduce(tensor)
+            dpcore.finalize()
+            return tensor.tolist()
+
+        first = meet()
+        if rank == 0:
+            return [first, meet()]
+        with ThreadPoolExecutor(1) as another:
+            return [first, another.submit(meet).result()]
+
+    assert dpcore.spawn(body, 2) == [[[2.0] * 3] * 2] * 2
 
 
 def test_several_communicators_at_once():

@@ -206,16 +206,21 @@ class InstanceCounter:
     """How often the ranks of a job have met, so that it can have communicators after each other.
     Meetings that fail do not count: ranks may have tried a different number of times.
 
-    Ranks that are threads each count for themselves.
+    Ranks that are threads each count for themselves. Of a rank that is a process, one thread may
+    end and another one begin.
     """
 
     def __init__(self) -> None:
-        self._local = threading.local()
+        self._of_process: dict[tuple[str, int], int] = {}
+        self._of_thread = threading.local()
 
     @contextlib.contextmanager
-    def next(self, job: str) -> Iterator[str]:
+    def next(self, identity: Identity, is_thread: bool = False) -> Iterator[str]:
         """The name to meet by. It counts if the block ends without an exception."""
-        counts: dict[str, int] = self._local.__dict__
-        number = counts.get(job, 0)
-        yield f"{job}/{number}"
-        counts[job] = number + 1
+        counts = self._of_process
+        if is_thread:
+            counts = self._of_thread.__dict__.setdefault("counts", {})
+        who = identity.job, identity.rank
+        number = counts.get(who, 0)
+        yield f"{identity.job}/{number}"
+        counts[who] = number + 1

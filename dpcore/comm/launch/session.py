@@ -146,7 +146,7 @@ def init(
         transport = "shm+tcp" if may_span_hosts(identity.world_size, init_method) else "shm"
     began_ns = time.time_ns()
     with contextlib.ExitStack() as stack:
-        job = stack.enter_context(_instances.next(identity.job))
+        job = stack.enter_context(_instances.next(identity, transport == "inproc"))
         tcp = None
         if transport in ("tcp", "shm+tcp"):
             shares = transport == "shm+tcp"

@@ -64,7 +64,7 @@ def _serve(identity: Identity, timeout: timedelta) -> Any:
     elif not address:
         board = rendezvous_store(os.environ, identity, None, seconds)
     with contextlib.ExitStack() as published:
-        name = published.enter_context(_instances.next(identity.job))
+        name = published.enter_context(_instances.next(identity))
         key = f"{name}/store"
         listener = None
         if board is not None and identity.rank == 0:
