@@ -222,7 +222,10 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   bool finds_not_finite() const {
     return settings_.finds_mistakes && !hook_ && communicator_->finds_not_finite();
   }
-  const NotFiniteGradient* not_finite() const { return not_finite_.of(iteration_.completed); }
+  // During the updates of a step that goes on under forward, what was found before it is past.
+  const NotFiniteGradient* not_finite() const {
+    return not_finite_.of(iteration_.completed + (is_in_flight() ? 1 : 0));
+  }
   // Gradients that were averaged while a compiled backward ran, in the last iteration; and those
   // that compiled backwards delivered, early or not, in the last iteration that was looked at: the
   // first ones, until the buckets are rebuilt, and the one after look_again().

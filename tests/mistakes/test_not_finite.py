@@ -378,6 +378,26 @@ def test_looking_changes_no_bit():
 # ---- where no sum of ours can look -----------------------------------------------------------
 
 
+@pytest.mark.parametrize("schedule", ("bucketed", "priority", "dear"))
+@pytest.mark.parametrize("how", ("left out", "repaired"))
+def test_a_step_that_the_program_has_left_out_or_repaired_is_no_mistake(schedule, how):
+    def body(comm):
+        training = Training(comm, schedule=schedule)
+        for step in range(4):
+            training.optimizer.zero_grad()
+            training.backward(**({"e9": math.nan} if step == comm.rank == 1 else {}))
+            gradients = [p.grad for p in training.model.parameters()]
+            if how == "repaired":
+                for gradient in gradients:
+                    gradient.nan_to_num_(0.0)
+            if all(bool(gradient.isfinite().all()) for gradient in gradients):
+                training.optimizer.step()
+        assert all(bool(p.isfinite().all()) for p in training.parameters())
+        return training.told
+
+    assert dpcore.spawn(body, 2, mode="threads") == [[], []]
+
+
 def test_one_rank_looks_when_it_is_asked(monkeypatch):
     def body(comm):
         training = Training(comm)

@@ -64,6 +64,9 @@ class Steps(Protocol):
     def full_gradients(self) -> dict[int, torch.Tensor]:
         """The averaged gradients by the parameter's number. All ranks call it."""
 
+    def recorded_gradient(self, number: int) -> torch.Tensor | None:
+        """What the recorded step updates a parameter with; None where a rank has only a part."""
+
 
 class AcrossSteps:
     """The part of a ``DataParallel`` whose schedule has an update among its phases."""

@@ -200,6 +200,10 @@ class PartSteps(StepsOfModel):
             torch._foreach_mul_(gradients, factor)
         return total
 
+    def recorded_gradient(self, number: int) -> torch.Tensor | None:
+        """See ``Steps``."""
+        return None
+
     def full_gradients(self) -> dict[int, torch.Tensor]:
         """See ``Steps``."""
         self._reducer.wait_for_gradients()

@@ -106,6 +106,10 @@ class WholeSteps(StepsOfModel):
         parameters = [self._parameters[n] for n in sorted(self._group_of)]
         return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
 
+    def recorded_gradient(self, number: int) -> torch.Tensor | None:
+        """See ``Steps``."""
+        return self._gradients.get(number)
+
     def full_gradients(self) -> dict[int, torch.Tensor]:
         """See ``Steps``."""
         self._reducer.wait_for_gradients()

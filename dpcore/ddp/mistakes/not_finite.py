@@ -80,14 +80,17 @@ def check(model: Averaged, optimizer: torch.optim.Optimizer | None) -> None:
         return  # this is for the update of a bucket to tell
     if record is not None:
         found = Found(*record)
-        if optimizer is None or _is_there(model, optimizer, found.number):
+        if _is_there(model, optimizer, found.number):
             _tell(model, _in_words(model, found))
     elif optimizer is not None and (text := _look(model, optimizer)):
         _tell(model, text)
 
 
-def _is_there(model: Averaged, optimizer: torch.optim.Optimizer, number: int) -> bool:
+def _is_there(model: Averaged, optimizer: torch.optim.Optimizer | None, number: int) -> bool:
     """Whether the optimizer steps with this gradient, and the program has not repaired it."""
+    if optimizer is None:
+        gradient = model._across.steps().recorded_gradient(number)
+        return gradient is None or not _is_finite(gradient)
     parameter = model._parameters_by_number[number]
     if not any(parameter is other for group in optimizer.param_groups for other in group["params"]):
         return False
