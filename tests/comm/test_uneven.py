@@ -97,7 +97,7 @@ def test_parts_of_different_sizes_between_processes(run):
 @pytest.mark.parametrize("world", (2, 3))
 @pytest.mark.parametrize("run", (run_joins, run_splits))
 def test_parts_that_just_fit_into_a_post_between_hosts(run, world):
-    """Over TCP up to 64 KiB travel with the word of entry, were each part as long as the longest."""
+    """Over TCP up to 64 KiB travel with the word of entry, counting each part as the longest."""
     longest = 65536 // 8 // world
     for count in (longest // 2, longest // 2 + 1, longest - 1, longest, longest + 1):
         dpcore.spawn(run, world, (count, 3, count - 5)[:world], **HOW["tcp"])

@@ -74,6 +74,18 @@ def trained_in_subgroups():
     return model.backend, model.group.transport
 
 
+def test_means_of_large_half_precision_gradients_over_gloo():
+    """Their sum would be too large for the type."""
+
+    def body():
+        net = nn.Linear(8, 1, bias=False).half()
+        model = dpcore.DataParallel(net, comm=dist.group.WORLD)
+        (model(torch.ones(1, 8, dtype=torch.float16)) * 60000.0).sum().backward()
+        return net.weight.grad.unique().tolist()
+
+    assert over_gloo(body, 2) == [[60000.0]] * 2
+
+
 def test_a_subgroup_of_gloo():
     assert over_gloo(trained_in_subgroups, 3) == [("native", "shm")] * 3
 

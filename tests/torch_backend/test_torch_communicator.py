@@ -34,6 +34,9 @@ def every_method(comm):
     comm.all_reduce(whole, "mean")
     sums = sum(torch.tensor([100, -7, 3]) - r for r in ranks).to(torch.int8)  # 100 + 99 wraps
     assert whole.tolist() == [int(n / world) for n in sums.tolist()]
+    narrow = torch.full((4,), 60000.0, dtype=torch.float16)  # a sum of two is too large
+    comm.all_reduce(narrow, "mean")
+    assert narrow.tolist() == [60000.0] * 4
     with pytest.raises(dpcore.Unsupported, match=r"mean has no meaning for torch\.bool"):
         comm.all_reduce(torch.ones(2, dtype=torch.bool), "mean")
     array = np.full(3, rank + 1.0)

@@ -42,11 +42,17 @@ TorchBucketCommunicator::~TorchBucketCommunicator() {
 void TorchBucketCommunicator::start(size_t slot, const at::Tensor& bucket, const BucketCall& call) {
   check_algorithm(call);
   const bool averages = averages_ && bucket.is_cuda();
+  const bool divides = call.op == ReduceOp::mean && !averages;
+  const bool is_narrow = bucket.scalar_type() == at::kHalf;
+  if (divides && is_narrow) {  // the sum may be too large for the type
+    const at::NoGradGuard no_grad;
+    bucket.div_(world());
+  }
   c10d::AllreduceOptions options;
   options.reduceOp = operator_of(call.op, averages);
   std::vector<at::Tensor> tensors{bucket.is_complex() ? at::view_as_real(bucket) : bucket};
-  const bool divides = call.op == ReduceOp::mean && !averages;
-  operations_[slot] = {group_->allreduce(tensors, options), divides ? bucket : at::Tensor()};
+  operations_[slot] = {group_->allreduce(tensors, options),
+                       divides && !is_narrow ? bucket : at::Tensor()};
 }
 
 void TorchBucketCommunicator::wait(size_t slot) {

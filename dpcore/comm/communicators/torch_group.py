@@ -170,10 +170,14 @@ class TorchCommunicator(CheckedCalls[TorchWork]):
         takes_factors = own.is_floating_point() or own.is_complex()
         if (op == "premul_sum" and not takes_factors) or (op == "mean" and own.dtype == torch.bool):
             raise Unsupported(f"{op} has no meaning for {own.dtype}")
+        if op == "mean" and own.dtype == torch.float16:  # the sum may be too large for the type
+            return own.div_(self.world_size)
         return own.mul_(factor) if op == "premul_sum" else own
 
     def _mean_of(self, tensor: torch.Tensor, op: str) -> Callable[[], Any] | None:
-        return None if op != "mean" else partial(divide_in_place, tensor, self.world_size)
+        if op != "mean" or tensor.dtype == torch.float16:
+            return None
+        return partial(divide_in_place, tensor, self.world_size)
 
 
 def _by_key(entry: tuple[int | None, int, int, str]) -> tuple[int, int]:
