@@ -325,7 +325,7 @@ void Reducer::raise_incomplete() const {
 void Reducer::end_forward(bool synchronised, const std::vector<at::Tensor>& outputs) {
   record_.forward_end_ns = record_.computes_until_ns = now_ns();
   if (iteration_.open && synchronised_ && !synchronised) {
-    only_of_outputs_ = true;  // backward of the forward before may still come
+    only_of_outputs_ = output_hooks_.has_any();  // backward of the one before may still come
     words_.end_forward(0, progress_.phases().updates());
     return;
   }

@@ -71,7 +71,7 @@ void Reducer::gradient_ready(size_t i, const at::Tensor& incoming) {
 // module by itself. A second backward after a forward is known by the outputs that it goes through.
 bool Reducer::is_expected() const {
   const bool is_certain = iteration_.open ? !only_of_outputs_ : !progress_.are_all_over();
-  return synchronised_ && (is_certain || output_hooks_.has_passed());
+  return synchronised_ && (is_certain || output_hooks_.passes());
 }
 
 // This rank's own, until an average takes it along.

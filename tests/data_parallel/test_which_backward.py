@@ -70,6 +70,47 @@ def test_a_forward_without_synchronisation_takes_no_average_away():
     dpcore.spawn(body, 2, mode="threads")
 
 
+class Result:
+    """No tensor is found in it."""
+
+    def __init__(self, output):
+        self.output = output
+
+
+class Heads(nn.Module):
+    def __init__(self, count, maker):
+        super().__init__()
+        self.heads = nn.ModuleList(nn.Linear(2, 1, bias=False) for _ in range(count))
+        self.maker = maker
+
+    def forward(self, x, which):
+        output = self.heads[which](x)
+        return self.maker(output) if self.maker else output
+
+
+@pytest.mark.parametrize("maker", [None, Result])
+@pytest.mark.parametrize("other", [0, 1])
+def test_one_backward_of_two_forwards_of_which_one_is_not_synchronised(maker, other):
+    """With another head, gradients come before the run has been through the output that counts; of
+    an object nothing is known, so its backward may be either."""
+
+    def body(comm):
+        torch.manual_seed(0)
+        model = dpcore.DataParallel(Heads(1 + other, maker), comm=comm)
+        mine = torch.full((1, 2), comm.rank + 1.0)
+        for _ in range(3):
+            model.zero_grad()
+            first = model(mine, 0)
+            with model.no_sync():
+                second = model(10 * mine, other)
+            both = [one.output if maker else one for one in (second, first)]
+            sum(both).sum().backward()
+            found = [head.weight.grad.unique().tolist() for head in model.module.heads]
+            assert found == ([[1.5], [15.0]] if other else [[11 * 1.5]])
+
+    dpcore.spawn(body, 2, mode="threads")
+
+
 def test_a_forward_without_backward_averages_nothing_within_no_sync():
     def body(comm):
         model, mine = wrapped(comm)

@@ -106,8 +106,9 @@ void for_each_node_of_backward(const Use& use) {
   if (const auto* run = running_backward()) {
     std::for_each(run->nodes_in_graph_.begin(), run->nodes_in_graph_.end(), use);
     for (const auto* root : run->graph_roots_) {
-      if (!run->nodes_in_graph_.contains(const_cast<torch::autograd::Node*>(root))) {
-        use(root);
+      auto* node = const_cast<torch::autograd::Node*>(root);
+      if (!run->nodes_in_graph_.contains(node)) {
+        use(node);
       }
     }
   }
@@ -127,6 +128,9 @@ class PassedHook final : public torch::autograd::FunctionPreHook {
   }
   // Compiled autograd is refused where gradients arrive (ReadyHook).
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) const override {}
+  bool is_of(const std::shared_ptr<std::atomic<int>>& last_run) const {
+    return last_run_ == last_run;
+  }
 
  private:
   std::shared_ptr<std::atomic<int>> last_run_;
@@ -246,16 +250,31 @@ size_t GradientHooks::count_compiled() const {
 
 void OutputHooks::watch(const std::vector<at::Tensor>& outputs,
                         const std::shared_ptr<BirthPlan>& births) {
+  has_any_ = false;
   for (const at::Tensor& output : outputs) {
     if (const auto& node = output.grad_fn()) {
       node->add_pre_hook(std::make_unique<PassedHook>(last_run_, births));
+      has_any_ = true;
     }
   }
 }
 
-bool OutputHooks::has_passed() const {
+bool OutputHooks::passes() const {
   const int run = torch::autograd::get_current_graph_task_id();
-  return run >= 0 && last_run_->load() == run;
+  if (run < 0 || last_run_->load() == run) {
+    return run >= 0;
+  }
+  if (searched_.exchange(run) != run) {
+    for_each_node_of_backward([&](torch::autograd::Node* node) {
+      for (const auto& hook : node->pre_hooks()) {
+        const auto* passed = dynamic_cast<const PassedHook*>(hook.get());
+        if (passed != nullptr && passed->is_of(last_run_)) {
+          last_run_->store(run);
+        }
+      }
+    });
+  }
+  return last_run_->load() == run;
 }
 
 }  // namespace dpcore

@@ -9,10 +9,10 @@
 // parameter is found by the edge on which the gradient will leave the node. If the listener takes
 // the gradient, a second hook on AccumulateGrad withholds it when the node delivers it.
 //
-// `OutputHooks` tell whether the running backward passes through the outputs of a synchronised
+// `OutputHooks` tell whether the running backward goes through the outputs of a synchronised
 // forward, by hooks on the nodes that made these. The hooks live as long as the graph and may
 // outlive the object, so they share only a number with it. Threads: those that run backward call
-// has_passed() and the hooks.
+// passes() and the hooks.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -98,12 +98,16 @@ class OutputHooks {
  public:
   // `births`, or null, hears of the runs that come through them.
   void watch(const std::vector<at::Tensor>& outputs, const std::shared_ptr<BirthPlan>& births);
-  // This run of autograd has come through one of them.
-  bool has_passed() const;
+  // Whether the last ones had any through which a run could go.
+  bool has_any() const { return has_any_; }
+  // Whether this run of autograd goes through one of them. Gradients may come before it has.
+  bool passes() const;
 
  private:
-  // The last run that came through one.
+  // The last run that goes through one, as far as is known.
   std::shared_ptr<std::atomic<int>> last_run_ = std::make_shared<std::atomic<int>>(-1);
+  mutable std::atomic<int> searched_ = -1;  // the last run whose graph was searched for one
+  bool has_any_ = false;
 };
 
 }  // namespace dpcore
