@@ -189,6 +189,9 @@ def test_sizes_that_contradict_each_other_in_a_world_of_one_are_a_mismatch():
 def test_sizes_whose_sum_is_larger_than_any_number_are_refused():
     def body(comm):
         none = torch.empty(0)
+        if comm.rank == 1:
+            with pytest.raises(dpcore.Unsupported, match="a part of 4611686018427387904 elements"):
+                comm.gather(None, torch.ones(1), sizes=[2**62, 1])
         comm.all_to_all(none, none, input_sizes=[2**64 - 1, 1], output_sizes=[0, 0])
 
     with pytest.raises(dpcore.Unsupported, match="the input has 0 elements"):

@@ -100,11 +100,15 @@ inline uint64_t layout_of(const Parts& parts) {
   return hash.value() | 1;
 }
 
-// Parts that are the same list on all ranks: of everything but all_to_all.
+// Parts that are the same list on all ranks: of everything but all_to_all. Throws Unsupported where
+// bytes could not be counted.
 inline void set_parts(Request& request, const Parts& parts) {
   request.input_parts = parts;
   request.output_parts = parts;
   request.count = *std::max_element(parts.begin(), parts.end());
+  if (request.count > ~uint64_t{0} / size_of(request.dtype) / parts.size()) {
+    throw Unsupported("a part of " + std::to_string(request.count) + " elements");
+  }
   request.layout ^= layout_of(parts);
 }
 
