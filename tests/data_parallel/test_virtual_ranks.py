@@ -234,6 +234,42 @@ def test_gradients_that_were_not_zeroed_are_added_to():
     assert all(torch.equal(one[0], other) for of_world in others for other in of_world)
 
 
+def last_and_this_step(comm):
+    """Momentum by hand: the program holds the gradients of the step before, or a part of them."""
+    torch.set_num_threads(1)
+    torch.manual_seed(3)
+    model = dp.DataParallel(plain_model(), virtual_ranks=2)
+    held = []
+    for step in range(4):
+        model.zero_grad()
+        for inputs in model.shards(torch.ones(4, 6, dtype=torch.float64) + step):
+            model(inputs).mean().backward()
+        gradient = model.module[0].weight.grad
+        part = gradient if step % 2 else gradient[1:]
+        held.append((part, part.clone()))
+    return [torch.equal(now, then) for now, then in held], held[-1][1]
+
+
+def test_gradients_that_the_program_holds_keep_their_numbers():
+    one, *others = (outcome for world in (1, 2) for outcome in dp.spawn(last_and_this_step, world))
+    assert all(same for outcome in (one, *others) for same in outcome[0])
+    assert all(torch.equal(one[1], other[1]) for other in others)
+
+
+def test_the_memory_of_gradients_that_nobody_holds_is_used_again():
+    def body(comm):
+        torch.set_num_threads(1)
+        model, places = dp.DataParallel(plain_model(), comm=comm, virtual_ranks=2), set()
+        for _ in range(4):
+            model.zero_grad()
+            for inputs in model.shards(torch.ones(4, 6, dtype=torch.float64)):
+                model(inputs).mean().backward()
+            places.add(model.module[0].weight.grad.data_ptr())
+        return len(places)
+
+    assert dp.spawn(body, 2) == [1, 1]
+
+
 def test_memory_stays_warm_as_long_as_the_model_lives(alone):
     before = _C.warm_memory_figures()["is_on"]
     for gradients in ("copied", "born"):

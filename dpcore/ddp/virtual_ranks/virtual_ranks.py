@@ -88,7 +88,7 @@ class VirtualRanks:
         self._own = part_of(self._group.rank, self._group.world_size, self.count)
         dtypes = dict.fromkeys(p.dtype for p in self._parameters)
         self._flats = [_Flat(self._group, self._parameters, dtype, self.count) for dtype in dtypes]
-        self._places = {n: place for flat in self._flats for n, place in flat.places.items()}
+        self._note_places()
         self._sent_first = next(iter(nodes_of(self._own, self.count)), None)
         # The gradients of a shard take the memory of those of the shard before.
         self._warm = _C.WarmMemory() if self._is_warm else None
@@ -130,6 +130,7 @@ class VirtualRanks:
     def _loop(self, batch: Any, samples: int, length: int, begin: int) -> Iterator[Any]:
         before = [parameter.grad for parameter in self._parameters]
         kept = [self._kept(gradient) for gradient in before]
+        self._leave_to_holders(before)
         states = random_numbers.states()
         nodes: list[tuple[Node, Gradients]] = []
         statistics: list[torch.Tensor] = []
@@ -187,6 +188,16 @@ class VirtualRanks:
             with contextlib.suppress(Error):
                 abort(problem)
         raise Error(problem)
+
+    def _note_places(self) -> None:
+        self._places = {n: place for flat in self._flats for n, place in flat.places.items()}
+
+    def _leave_to_holders(self, before: Gradients) -> None:
+        """The program may still have gradients of the last loop, besides in ``.grad``."""
+        for flat in self._flats:
+            if flat.is_held(sum(one is not None and flat.has(one) for one in before)):
+                flat.take_new_memory()
+        self._note_places()
 
     def _drop_gradients(self) -> None:
         for parameter in self._parameters:
@@ -296,7 +307,7 @@ class VirtualRanks:
         """Where they were received, or in a layout like the parameter's."""
         averages: Gradients = []
         for number, parameter in enumerate(self._parameters):
-            place = self._places[number]
+            place = self._places[number].view(parameter.shape)  # a new one: holders can be counted
             if not parameter.is_contiguous():
                 place = torch.empty_like(parameter).copy_(place)
             averages.append(place if used[number] else None)
@@ -308,7 +319,8 @@ class VirtualRanks:
         for parameter, old, value, average in rows:
             if old is not None and value is not None and average is not None:
                 # As autograd does for a gradient that was not zeroed: into its memory.
-                average = old.add_(average) if value is old else average.add_(value)
+                total = old.add_(average) if value is old else average.add_(value)
+                average = old if total.data_ptr() == old.data_ptr() else old.copy_(total)
             parameter.grad = average if average is not None else old
 
     # ---- checkpoints -------------------------------------------------------------------------
@@ -387,16 +399,32 @@ class _Flat:
         each = _ALIGNED_BYTES // dtype.itemsize
         counts = [-(-parameters[number].numel() // each) * each for number in self._numbers]
         counts.append(-sum(counts) % (world * each))  # the parts of ranks are equal
-        self._part = sum(counts) // world
-        self._memory = group.flat(sum(counts), dtype, parameters[0].device).zero_()
-        for number, piece in zip(self._numbers, torch.split(self._memory, counts), strict=False):
-            parameter = parameters[number]
-            self.places[number] = piece[: parameter.numel()].view(parameter.shape)
+        self._counts, self._part = counts, sum(counts) // world
+        self._shapes = [parameters[number].shape for number in self._numbers]
+        self._dtype, self._device = dtype, parameters[0].device
+        self.take_new_memory()
         # If every rank has one node, they swap in place; else each round has memory of its own.
         self._swaps = all(len(of_rank) == 1 for of_rank in self._nodes)
         rounds = range(0 if self._swaps else max(map(len, self._nodes)))
         sizes = [self._part * sum(self._senders(turn)) for turn in rounds]
         self._received = [group.flat(n, dtype, parameters[0].device) for n in sizes]
+
+    def take_new_memory(self) -> None:
+        """What holds the memory of before keeps it."""
+        self._memory = self._group.flat(sum(self._counts), self._dtype, self._device).zero_()
+        pieces = torch.split(self._memory, self._counts)
+        for number, shape, piece in zip(self._numbers, self._shapes, pieces, strict=False):
+            self.places[number] = piece[: shape.numel()].view(shape)
+        del pieces, piece
+        self._own_uses = self._uses()
+
+    def _uses(self) -> int:
+        """How many tensors share the memory, and the object that is asked."""
+        return int(torch._C._storage_Use_Count(self._memory.untyped_storage()._cdata))
+
+    def is_held(self, known: int) -> bool:
+        """Whether anything but the places and so many gradients holds the memory that is sent."""
+        return bool(self.places) and self._uses() > self._own_uses + known
 
     def _senders(self, turn: int) -> list[bool]:
         return [len(of_rank) > turn for of_rank in self._nodes]
