@@ -188,16 +188,16 @@ void Reducer::set_modules(std::vector<std::vector<size_t>> modules) {
 void Reducer::find_order_of_need() {
   order_of_need_.clear();
   needed_by_none_.clear();
-  std::vector<bool> is_listed(buckets_.size());
+  std::vector<bool> is_listed(buckets_.size(), modules_.empty());
   std::vector<bool> is_awaited(gradients_.size());
   for (const std::vector<size_t>& module : modules_) {
-    for (const size_t i : module) {
-      const size_t b = bucket_of(i);
-      is_awaited[i] = true;
-      if (b != kNoBucket && !is_listed[b]) {
-        is_listed[b] = true;
-        order_of_need_.push_back(b);
-      }
+    std::for_each(module.begin(), module.end(), [&](size_t i) { is_awaited[i] = true; });
+  }
+  // Ranks launch in this order, and the first forwards of some may have taken another way.
+  for (auto i = order_of_rank_0_.rbegin(); i != order_of_rank_0_.rend(); ++i) {
+    if (const size_t b = bucket_of(*i); b != kNoBucket && !is_listed[b]) {
+      is_listed[b] = true;
+      order_of_need_.push_back(b);
     }
   }
   for (size_t i = 0; i < gradients_.size(); ++i) {
@@ -214,6 +214,7 @@ void Reducer::rebuild(const std::vector<size_t>& order, std::vector<uint64_t> ca
                    "; wrap the same model on all ranks");
   }
   wait_for_gradients();
+  order_of_rank_0_ = order;
   if (!caps.empty()) {
     settings_.caps = schedule_->caps(std::move(caps));
   }

@@ -434,10 +434,11 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   std::vector<SliceState> slices_;              // in the same order, or in the schedule's own
   std::vector<std::vector<size_t>> slices_of_;  // of each bucket: indices in slices_
   std::vector<std::vector<uint64_t>> slice_bytes_;
-  bool cuts_ = false;            // the schedule cuts buckets
-  size_t next_launch_ = 0;       // index in slices_
-  size_t oldest_launched_ = 0;   // the same: all before it are complete
-  std::vector<size_t> updated_;  // by one call of the optimizer
+  bool cuts_ = false;                    // the schedule cuts buckets
+  size_t next_launch_ = 0;               // index in slices_
+  size_t oldest_launched_ = 0;           // the same: all before it are complete
+  std::vector<size_t> updated_;          // by one call of the optimizer
+  std::vector<size_t> order_of_rank_0_;  // gradients as its backward made them, or would
   std::vector<size_t> order_of_need_;
   std::vector<size_t> needed_by_none_;  // buckets, of what no module was seen to need
   uint64_t update_steps_ = 0;           // so far, equal on all ranks

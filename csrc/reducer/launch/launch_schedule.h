@@ -87,7 +87,8 @@ class LaunchControl {
   // others, unless their gradients are not there yet, which is an error.
   virtual void update(std::span<const size_t> buckets) = 0;
   void update(size_t bucket) { update(std::span<const size_t>(&bucket, 1)); }
-  // Buckets as the next forward needs them, the first one first: learned in the first forward.
+  // Buckets as the next forward needs them, the first one first: learned in rank 0's first forward,
+  // the same on all ranks.
   virtual const std::vector<size_t>& order_of_need() const = 0;
   // The phase after the first that the bucket is in, or enters next; none after the last.
   virtual std::optional<Phase> next_phase(size_t bucket) const = 0;
