@@ -36,6 +36,10 @@ class StepsOfModel:
             )
         return model
 
+    def finish(self) -> None:
+        """Finishes a recorded step."""
+        self._reducer.flush()
+
     def is_in_use(self) -> bool:
         """See ``Steps``."""
         return self._face() is not None

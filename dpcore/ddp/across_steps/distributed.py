@@ -12,6 +12,8 @@ the forward of a module that needs the bucket begins (whole_steps.py), under "ze
 
 from __future__ import annotations
 
+import contextlib
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -66,6 +68,7 @@ class DistributedOptimizer(Optimizer):
             PartSteps(self, model) if in_parts else WholeSteps(self, model)
         )
         self._share_state()
+        _watch(optimizer, weakref.ref(self))
         model._across.attach(self._steps)
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -123,6 +126,11 @@ class DistributedOptimizer(Optimizer):
             )
         super().add_param_group(param_group)
 
+    def _inner_has_loaded(self) -> None:
+        """The program has called ``load_state_dict()`` of the optimizer inside."""
+        self._steps.inner_has_loaded()
+        self._share_state()
+
     def _share_state(self) -> None:
         self.param_groups, self.state = self.optimizer.param_groups, self.optimizer.state
 
@@ -131,3 +139,30 @@ class DistributedOptimizer(Optimizer):
 
     def __repr__(self) -> str:
         return f"DistributedOptimizer({self.optimizer!r})"
+
+
+def _watch(inner: Optimizer, face: weakref.ref[DistributedOptimizer]) -> None:
+    """Programs that had the optimizer before it was wrapped may go on to save and load by it."""
+
+    def before_load(_: Optimizer, state_dict: dict[str, Any]) -> None:
+        if (alive := face()) is not None:
+            alive._steps.finish()
+
+    def after_load(_: Optimizer) -> None:
+        if (alive := face()) is not None:
+            alive._inner_has_loaded()
+
+    with contextlib.suppress(AttributeError):  # it does without the constructor of torch's class
+        inner.register_load_state_dict_pre_hook(before_load)
+        inner.register_load_state_dict_post_hook(after_load)
+        inner.register_state_dict_pre_hook(_refuse_pieces)
+
+
+def _refuse_pieces(inner: Optimizer) -> None:
+    whole = {parameter for group in inner.param_groups for parameter in group["params"]}
+    if any(isinstance(key, torch.Tensor) and key not in whole for key in inner.state):
+        raise Unsupported(
+            f"this {type(inner).__name__} was inside a DistributedOptimizer under 'zero1' or "
+            "'zero2', so each rank has its part of the state only. Save full_state_dict() of the "
+            "DistributedOptimizer, and load it into the next one, around a new optimizer"
+        )

@@ -62,6 +62,7 @@ class PartSteps(StepsOfModel):
                         "are not of this model; give them an optimizer of their own"
                     )
                 self._group_of[self._numbers[id(parameter)]] = at
+        _check_memory(model)
         self._layouts: list[BucketLayout] = []
         self._pieces: list[list[Piece]] = []  # by bucket
         self._flats: list[torch.Tensor] = []  # the parameters' flat memory, by bucket
@@ -261,6 +262,12 @@ class PartSteps(StepsOfModel):
         else:
             self._to_load = state_dict
 
+    def inner_has_loaded(self) -> None:
+        """See ``DistributedOptimizer``. Its state is of whole parameters."""
+        self._to_load = None
+        if self._pieces:
+            self._load(self._optimizer.state_dict())
+
     def _load(self, state_dict: Mapping[str, Any]) -> None:
         pieces = [piece for pieces in self._pieces for piece in pieces]
         self._optimizer.state.clear()
@@ -269,3 +276,17 @@ class PartSteps(StepsOfModel):
             if state:
                 group = self._optimizer.param_groups[piece.group]
                 self._optimizer.state[piece.values] = saved.converted(state, piece.values, group)
+
+
+def _check_memory(model: Wrapped) -> None:
+    """Parameters move into their buckets, each to a place of its own."""
+    names: dict[int, str] = {}
+    for number, parameter in enumerate(model._parameters_by_number):
+        name = model._reducer.name_of(number)
+        other = names.setdefault(parameter.data_ptr(), name) if parameter.data_ptr() else name
+        if other != name:
+            raise Unsupported(
+                f"schedule='{model.schedule}' moves parameters into its buckets, and {other} and "
+                f"{name} share their memory, which ties them. Tie them as one parameter "
+                "(a.weight = b.weight), or pass schedule='priority'"
+            )
