@@ -103,7 +103,7 @@ void say_hyperparameters(StepWords::Said& own, const py::list& optimizers) {
       hash.add(hash_of_group(group));
     }
   }
-  own.hyperparameters = hash.value();
+  own.hyperparameters = py::len(optimizers) == 0 ? 0 : hash.value();
 }
 
 // Of some of the modules, others in the next step.

@@ -250,3 +250,37 @@ def test_forwards_after_a_join_are_plain_and_it_may_be_entered_again():
         assert_same_values(model.module, reference)
 
     dpcore.spawn(body, 2, mode="threads", timeout=20)
+
+
+def test_a_rank_may_evaluate_while_others_have_no_inputs_left():
+    def body(comm):
+        model = dpcore.DataParallel(Small(seed=7), comm=comm, bucket_cap_mb=0.01)
+        with model.join():
+            for x in inputs_of(comm.rank):
+                loss_of(model, x).backward()
+                step(model)
+                with torch.no_grad():
+                    model(x)
+        assert_same_values(model.module, alone(2, True))
+
+    dpcore.spawn(body, 2, mode="threads")
+
+
+def test_a_rank_without_any_inputs_has_no_optimizer_that_stepped():
+    """Its hyperparameters are not known yet, so they differ from nobody's."""
+
+    def body(comm):
+        model = dpcore.DataParallel(Small(seed=7), comm=comm)
+        optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+
+        def train(steps):
+            for number in range(steps):
+                optimizer.zero_grad()
+                loss_of(model, batch(number, rows=2)[0]).backward()
+                optimizer.step()
+
+        with model.join():
+            train(2 * comm.rank)
+        train(2)  # a warning is an error in these tests
+
+    dpcore.spawn(body, 2)

@@ -234,13 +234,16 @@ uint32_t StepWords::compare() {
       continue;
     }
     const auto add = [&found](bool differs, uint32_t finding) { found |= differs ? finding : 0; };
+    const auto differ = [](uint64_t one, uint64_t other) {  // of which 0 says nothing
+      return one != other && one != 0 && other != 0;
+    };
     add(said.step != first.step, steps);
     add(said.optimizer_steps != first.optimizer_steps, optimizer_steps);
     add(said.local_forwards != first.local_forwards, local_forwards);
     add(((said.flags ^ first.flags) & keeps_gradients) != 0, kept_gradients);
-    add(said.hyperparameters != first.hyperparameters, hyperparameters);
+    add(differ(said.hyperparameters, first.hyperparameters), hyperparameters);
     add(said.modes != first.modes, modes);
-    add(said.digest != first.digest && said.digest != 0 && first.digest != 0, digest);
+    add(differ(said.digest, first.digest), digest);
     add(said.samples != first.samples, samples);
     add(said.loads != first.loads, loads);
     is_same = is_same && said.data == first.data && said.data != 0;

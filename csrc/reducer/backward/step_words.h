@@ -41,9 +41,9 @@ class StepWords {
     uint32_t local_forwards = 0;  // without averaging, since the last step
     uint16_t unaveraged_steps = 0;
     uint8_t flags = 0;
-    uint8_t knocks = 0;  // ranks that wait at this one's door to join
-    uint64_t hyperparameters = 0;
-    uint64_t modes = 0;  // train and eval, of a part of the modules
+    uint8_t knocks = 0;            // ranks that wait at this one's door to join
+    uint64_t hyperparameters = 0;  // 0: no optimizer has stepped yet
+    uint64_t modes = 0;            // train and eval, of a part of the modules
     uint64_t digest = 0;
     uint64_t samples = 0;
     uint64_t loads = 0;  // of weights or of an optimizer's state

@@ -81,7 +81,7 @@ def begin_forward(model: Wrapped) -> int:
 
 def count_active(model: Wrapped, is_active: bool) -> tuple[bool, int]:
     """(whether this backward is synchronised, how many ranks have inputs)."""
-    synchronised = is_active and model.require_backward_grad_sync
+    synchronised = is_active and model.require_backward_grad_sync and torch.is_grad_enabled()
     facts = torch.tensor([int(synchronised), int(is_active)], device=model.device)
     model._model_group.all_reduce(facts, "sum", async_op=False)
     return bool(facts[0] > 0), int(facts[1])
