@@ -4,6 +4,8 @@ import inspect
 from functools import partial
 
 import pytest
+import torch
+from torch import nn
 
 import dpcore
 from dpcore.reference.ladder import LADDER, BucketedDDP
@@ -79,3 +81,14 @@ def test_the_end_of_an_inner_no_sync_does_not_end_the_outer(cls):
 def test_every_step_of_the_ladder_is_short():
     for cls in LADDER:
         assert len(inspect.getsource(cls).splitlines()) < 80
+
+
+def test_a_buffer_with_gaps_that_is_alone_of_its_type():
+    def body(comm):
+        module = nn.Linear(8, 4)
+        module.register_buffer("every_second", (torch.arange(10) + comm.rank)[::2])
+        module.register_buffer("column", (torch.zeros(5, 3, dtype=torch.float64) + comm.rank)[:, 1])
+        model = dpcore.DataParallel(module, comm=comm)
+        return model.module.every_second.tolist(), model.module.column.unique().tolist()
+
+    assert dpcore.spawn(body, 2, mode="threads") == [([0, 2, 4, 6, 8], [0.0])] * 2

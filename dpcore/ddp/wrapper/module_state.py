@@ -116,7 +116,7 @@ def broadcast_values(group: GradientGroup, tensors: Sequence[torch.Tensor], root
     small tensors into one message, and for tensors that are not contiguous."""
     for chunk in _chunks(tensors):
         pieces = [tensor.detach().reshape(-1) for tensor in chunk]
-        flat = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        flat = pieces[0].contiguous() if len(pieces) == 1 else torch.cat(pieces)
         group.broadcast(flat, root)
         if group.rank != root:
             for tensor, value in zip(
