@@ -14,6 +14,7 @@ import torch
 
 import dpcore
 from tests.comm.modes import HOW, MODES
+from tests.faults.tries import in_time, three_tries
 
 every_mode = pytest.mark.parametrize("mode", MODES)
 SIZES = (1, 3, 1000, 70_001, 0, 5, 262_144, 17, 4096, 33)
@@ -124,6 +125,26 @@ def test_a_large_message_that_is_not_asked_for_yet_holds_nothing_up(mode):
         return tensor.unique().tolist(), large[::4096].unique().tolist()
 
     assert dpcore.spawn(body, 2, **HOW[mode]) == [([2.0], [0])] * 2
+
+
+@pytest.mark.parametrize("mode", ["tcp"])
+@three_tries
+def test_a_long_message_lets_others_have_their_turn(mode):
+    """It goes on for a tenth of a second, and is not moved as a whole under the engine's lock."""
+
+    def body(comm):
+        message, tensor = torch.zeros(512 << 20, dtype=torch.uint8), torch.ones(1 << 18)
+        way = comm.send if comm.rank == 0 else comm.recv
+        ended = []
+        for _ in range(4):
+            comm.barrier()
+            work = way(message, 1 - comm.rank, async_op=True)
+            comm.all_reduce(tensor, priority=5)
+            ended.append(work.is_completed())
+            work.wait()
+        return ended
+
+    in_time(dpcore.spawn(body, 2, **HOW[mode]) == [[False] * 4] * 2, "behind the message")
 
 
 @every_mode

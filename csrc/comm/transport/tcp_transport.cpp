@@ -78,7 +78,7 @@ TcpLine* TcpTransport::line_for(int peer, const Message& message) {
 size_t TcpTransport::push(int peer, const Message& message, const std::byte* data, size_t from) {
   RemoteMembers& remote = *group_.remote();
   const size_t before = from;
-  while (from < message.total) {
+  while (from < message.total && from - before < kMostAtOnce) {
     TcpLine* line = line_for(remote.peer_of(peer), message);
     if (line == nullptr) {
       break;
@@ -115,7 +115,7 @@ size_t TcpTransport::pull(int peer, const Message& message, size_t from, const S
   const size_t before = from;
   from = network.take_aside(endpoint_rank, peer, remote.group(), message, from, sink);
   for (TcpLine& line : network.data_lines(endpoint_rank)) {
-    while (from < message.total) {
+    while (from < message.total && from - before < kMostAtOnce) {
       const FrameHeader* head = line.head();
       if (head == nullptr || line.aside || head->group != remote.group() ||
           head->operation != message.tag.operation || head->part != message.tag.part) {

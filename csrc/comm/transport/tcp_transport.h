@@ -56,6 +56,8 @@ class TcpTransport final : public Transport {
   // Fits into one packet of the loopback device, together with the header of a frame.
   static constexpr size_t kPacketBytes = size_t{60} << 10;
   static constexpr size_t kMachineFrameBytes = 8 * kPacketBytes;  // the longest, on one machine
+  // Of a long message, before other operations, deadlines and signals have their turn.
+  static constexpr size_t kMostAtOnce = size_t{4} << 20;
   static constexpr size_t kPage = 4096;
   static constexpr size_t kLeastSegmentBytes = size_t{32} << 10;
 
