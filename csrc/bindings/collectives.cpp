@@ -225,10 +225,8 @@ py::object parted(Comm& comm, py::handle self, Collective kind, CallArguments& a
   const bool splits = dpcore::splits(kind);
   const bool joins = dpcore::joins(kind);
   if (input_parts || output_parts) {
-    request.input_parts = input_parts ? *input_parts : *output_parts;
-    request.output_parts = output_parts ? *output_parts : *input_parts;
-    const Parts& ins = request.input_parts;
-    const Parts& outs = request.output_parts;
+    const Parts& ins = input_parts ? *input_parts : *output_parts;
+    const Parts& outs = output_parts ? *output_parts : *input_parts;
     if (in) {
       expect(in->elements, splits ? sum_of(ins) : ins[rank], "the input", "the sum of its parts");
     }
@@ -236,8 +234,10 @@ py::object parted(Comm& comm, py::handle self, Collective kind, CallArguments& a
       expect(out->elements, joins ? sum_of(outs) : outs[rank], "the output",
              "the sum of its parts");
     }
-    if (kind != Collective::all_to_all) {
-      set_parts(request, Parts(ins));
+    if (kind == Collective::all_to_all) {
+      set_exchanged_parts(request, ins, outs);
+    } else {
+      set_parts(request, ins);
     }
   } else {
     const size_t from_input = in ? (splits ? in->elements / world : in->elements) : 0;

@@ -47,8 +47,7 @@ Request& ask_exchange(Call& call, const at::Tensor& like, const Parts& inputs, c
   const DType dtype = moved_dtype_of(like.scalar_type());
   Request& request = call.ask(Collective::all_to_all, dtype, sizes_given ? 0 : inputs.front());
   if (sizes_given) {
-    request.input_parts = inputs;
-    request.output_parts = outputs;
+    set_exchanged_parts(request, inputs, outputs);
   }
   return request;
 }

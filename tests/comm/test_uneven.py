@@ -208,6 +208,17 @@ def test_lists_of_sizes_that_differ_between_ranks_are_a_mismatch():
         dpcore.spawn(body, 2, mode="threads")
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_sizes_on_some_ranks_only_are_a_mismatch(mode):
+    def body(comm):
+        none = torch.empty(0)
+        sizes = {"input_sizes": [0, 0], "output_sizes": [0, 0]} if comm.rank == 0 else {}
+        with pytest.raises(dpcore.Mismatch, match="the lists of sizes"):
+            comm.all_to_all(none, none.clone(), **sizes)
+
+    dpcore.spawn(body, 2, **HOW[mode])
+
+
 # ---- numpy and other buffers -----------------------------------------------------------------
 
 NUMPY_DTYPES = ("f8", "f4", "f2", "i8", "i4", "i2", "i1", "u1", "longlong", "intc", "c8", "c16")

@@ -112,6 +112,14 @@ inline void set_parts(Request& request, const Parts& parts) {
   request.layout ^= layout_of(parts);
 }
 
+// An exchange, in which each rank knows its own sizes only: what they agree on is that there are
+// any.
+inline void set_exchanged_parts(Request& request, const Parts& inputs, const Parts& outputs) {
+  request.input_parts = inputs;
+  request.output_parts = outputs;
+  request.layout ^= 1;
+}
+
 // The bytes of all parts together: in an exchange, of those that this rank gives or of those that
 // it takes, whichever are more.
 inline size_t bytes_of_parts(const Request& request) {
