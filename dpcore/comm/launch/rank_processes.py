@@ -32,6 +32,7 @@ from dpcore.comm.launch.threads import heed_environment
 PRELOAD = ["dpcore.comm.launch.spawn", "torch", "cloudpickle"]
 PRELOAD += ["dpcore.comm.launch.session", "dpcore.comm.communicators.native"]
 
+_LONGEST_FOLDER = 60  # an address in it has 108 characters at most
 _MOMENT = 0.5  # seconds for a process to end that is not expected to
 
 
@@ -181,7 +182,9 @@ def _start_fork_server() -> None:
     if getattr(server, "_forkserver_pid", None) is not None:
         return
     usual_place = settings.get("tempdir")
-    with tempfile.TemporaryDirectory(prefix="dpcore-") as directory, _looks_where_we_do():
+    is_long = len(tempfile.gettempdir()) > _LONGEST_FOLDER
+    folder = tempfile.TemporaryDirectory(prefix="dpcore-", dir="/tmp" if is_long else None)
+    with folder as directory, _looks_where_we_do():
         settings["tempdir"] = directory
         try:
             server.ensure_running()
