@@ -52,6 +52,12 @@ std::shared_ptr<const CallAlgorithm> KnownAlgorithms::of(py::handle asked, int r
   }
   check_kind(asked);  // before it is compared, which an array does not allow
   for (const Entry& entry : known_) {
+    if (entry.asked.is(asked)) {
+      return entry.algorithm;
+    }
+  }
+  for (size_t i = 0; i < known_.size(); ++i) {
+    const Entry entry = known_[i];  // a comparison may call Python, and that the communicator
     const int is_same = PyObject_RichCompareBool(entry.asked.ptr(), asked.ptr(), Py_EQ);
     if (is_same < 0) {
       throw py::error_already_set();

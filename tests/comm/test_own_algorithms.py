@@ -5,6 +5,7 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 
 import dpcore
 from dpcore import reference
@@ -139,3 +140,33 @@ def test_it_needs_no_compiled_code(mine):
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert out.stdout == "6\n", out.stderr
+
+
+def test_an_algorithm_whose_comparison_calls_the_communicator():
+    def body(comm):
+        known = dpcore.algorithms_of("all_reduce")
+        names = [name + way for name in known for way in ("", "/moves")]
+        tensor, compares = torch.ones(4), []
+
+        class Ring:
+            def __call__(self, world):
+                return dpcore.schedule("ring", "all_reduce", world).moves
+
+            def __hash__(self):
+                return id(self)
+
+            def __eq__(self, other):
+                if compares:
+                    compares.clear()
+                    for name in names:
+                        comm.all_reduce(tensor, algorithm=name)
+                return self is other
+
+        for _ in range(2):
+            comm.all_reduce(tensor, "mean", algorithm=Ring())
+        compares.append(True)
+        comm.all_reduce(tensor, "mean", algorithm=Ring())
+        return tensor.unique().tolist()
+
+    sums = 2 * len(dpcore.algorithms_of("all_reduce"))
+    assert dpcore.spawn(body, 2, mode="threads") == [[2.0**sums]] * 2
