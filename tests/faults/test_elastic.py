@@ -183,3 +183,25 @@ def test_what_it_cannot_do_it_says():
         strict=True,
     ):  # fmt: skip
         assert wanted in said
+
+
+def steps_of_scaled_training(comm):
+    """What is finished after a batch whose loss overflows on one rank."""
+    data = TensorDataset(torch.ones(12, 2))
+    sampler = DistributedSampler(data, comm.world_size, comm.rank)
+    model = dp.DataParallel(nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    with dp.elastic(model, optimizer, sampler, scaler) as run:
+        for number, (x,) in enumerate(run.batches(DataLoader(data, 2, sampler=sampler))):
+            optimizer.zero_grad()
+            loss = model(x).square().mean() * (torch.inf if number == comm.rank == 1 else 1.0)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    return run.step, scaler.get_scale(), [p.isfinite().all().item() for p in model.parameters()]
+
+
+def test_a_scaler_may_leave_out_a_step():
+    outcomes = run_processes(steps_of_scaled_training, 2, timeout=20.0)
+    assert [one.result for one in outcomes] == [(3, 2.0**9, [True, True])] * 2

@@ -95,6 +95,8 @@ class ElasticRun:
         self._problem: Exception | None = None  # that ended a forward
         # Of the step whose batch the loop has.
         self._is_open = self._has_computed = self._has_stepped = False
+        self._scalers = [one for one in more if isinstance(one, torch.amp.GradScaler)]
+        self._scales: list[float] = []  # of these, as the batch began
         self._repeats = False  # it was cut, and no rank is known to have finished it
         self._epochs = 0  # that have ended
         self._agreed = 0  # all ranks are known to have finished this many steps
@@ -181,6 +183,7 @@ class ElasticRun:
                     self._settle()
                     return
                 self._is_open, self._has_computed, self._has_stepped = True, False, False
+                self._scales = [scaler.get_scale() for scaler in self._scalers]
                 yield batch
                 if self._end_step():
                     with without_random_numbers():
@@ -250,6 +253,8 @@ class ElasticRun:
     def _end_step(self) -> bool:
         """The body of the loop is over. Returns whether ranks were lost, or have joined."""
         self._is_open = False
+        if self._has_computed and not (self._is_cut or self._has_stepped):
+            self._has_stepped = self._is_left_out()
         if self._has_stepped:
             self._finish_step()
             self._say("step")
@@ -267,6 +272,12 @@ class ElasticRun:
             self._recover(guests)
             return True
         return False
+
+    def _is_left_out(self) -> bool:
+        """Whether a scaler has seen an overflow, and lowered its scale in the place of a step: on
+        all ranks, since they have the same averages."""
+        scales = zip(self._scalers, self._scales, strict=True)
+        return any(scaler.get_scale() < before for scaler, before in scales)
 
     def _say(self, what: str) -> None:
         if self._tell is not None:
