@@ -594,8 +594,9 @@ class Reducer:
     def knocks(self) -> int:
         """How many wait at all doors, by the words of the last step."""
 
-    def add_unaveraged_step(self) -> None:
-        """Says in the next word that an optimizer has used them."""
+    def add_unaveraged_step(self) -> int:
+        """Says in the next word that an optimizer has used them. Returns how many such steps there
+        were since the ranks' parameters were last seen to be equal."""
 
     @property
     def local_forwards(self) -> int:

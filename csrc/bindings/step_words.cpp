@@ -213,7 +213,7 @@ void register_step_words(py::class_<Reducer, std::shared_ptr<Reducer>>& reducer)
            [](Reducer& self, uint32_t steps) { self.words().own.optimizer_steps = steps; })
       .def("say_knocks", [](Reducer& self, uint8_t knocks) { self.words().own.knocks = knocks; })
       .def_property_readonly("knocks", [](Reducer& self) { return self.words().knocks(); })
-      .def("add_unaveraged_step", [](Reducer& self) { ++self.words().own.unaveraged_steps; })
+      .def("add_unaveraged_step", [](Reducer& self) { return ++self.words().own.unaveraged_steps; })
       .def_property_readonly("local_forwards",
                              [](Reducer& self) { return self.words().own.local_forwards; })
       .def_property_readonly("has_changed_since_digest",

@@ -54,6 +54,7 @@ class Observer:
         self._loads = 0
         self._forwards = 0  # in training, through the wrapper
         self._unaveraged = 0  # steps in a row
+        self._leaves_ranks_equal = False  # such a step was followed by a word that shows it
         self._averages_itself = False
         self.first_unaveraged = ""  # in words
         if reports.is_on and (handle := self._count_loads_of(model.module)) is not None:
@@ -118,8 +119,9 @@ class Observer:
         ]
         if not used:
             return
-        reducer.add_unaveraged_step()
-        self._unaveraged += 1
+        is_first = reducer.add_unaveraged_step() == 1  # since all ranks had the same parameters
+        self._leaves_ranks_equal |= is_first and self._unaveraged > 0
+        self._unaveraged = 1 if is_first else self._unaveraged + 1
         if self._unaveraged == 1:
             self.first_unaveraged = _in_words(model, used)
         if reducer.has_edited_local_gradients:
@@ -135,7 +137,7 @@ class Observer:
 
     def before_finalize(self) -> None:
         """No word can tell of the last steps any more."""
-        if self._unaveraged:
+        if self._unaveraged and not self._leaves_ranks_equal:
             self._look_for_averaging()
             self._warn_of_unaveraged()
 

@@ -29,6 +29,18 @@ def accumulation(here):
         yield
 
 
+@right("tcp")
+def a_penalty_of_its_own(here):
+    """A second backward is this rank's own, and the same on all."""
+    model, optimizer = prepared(here)
+    for step in range(20):  # beyond what is patiently awaited
+        optimizer.zero_grad()
+        loss_of(model, here.batch(step)).backward()
+        (0.01 * sum(p.square().sum() for p in model.parameters())).backward()
+        optimizer.step()
+        yield
+
+
 @right()
 def accumulation_with_a_short_window(here):
     """The last window of an epoch is shorter, and synchronises."""
