@@ -256,6 +256,22 @@ def test_what_a_hook_gets():
     dpcore.spawn(body, 2, mode="threads")
 
 
+def test_a_view_of_the_bucket_in_another_order():
+    def body(comm):
+        def transposes(state, bucket):
+            future = torch.futures.Future()
+            future.set_result(bucket.buffer().view(4, 8).t())
+            return future
+
+        model = dpcore.DataParallel(nn.Linear(8, 4, bias=False), comm=comm)
+        model.register_comm_hook(None, transposes)
+        (model(torch.arange(8.0)) * torch.tensor([1.0, 10.0, 100.0, 1000.0])).sum().backward()
+        wanted = torch.outer(torch.arange(8.0), torch.tensor([1.0, 10.0, 100.0, 1000.0]))
+        assert torch.equal(model.module.weight.grad.flatten(), wanted.flatten())
+
+    dpcore.spawn(body, 1, mode="threads")
+
+
 def test_a_buffer_of_the_hook_that_is_part_of_another_tensor():
     """And a parameter without numbers."""
 
@@ -348,10 +364,17 @@ def test_an_error_in_a_hook_arrives():
         future.set_result("text")
         return future
 
+    def gives_a_part(state, bucket):
+        future = torch.futures.Future()
+        future.set_result(bucket.buffer()[::2])
+        return future
+
     def body(comm):
         for hook, kind, text in (
             (fails, ValueError, "a mistake in the hook"),
             (gives_text, RuntimeError, "must hold one tensor.*holds str"),
+            (gives_a_part, dpcore.Error, "gives_a_part: the future holds 16 numbers"),
+            (lambda state, bucket: None, TypeError, "return a torch.futures.Future.*not NoneType"),
         ):
             model = dpcore.DataParallel(nn.Linear(2, 1), comm=comm)
             model.register_comm_hook(None, hook)

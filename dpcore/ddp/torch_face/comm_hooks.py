@@ -202,18 +202,25 @@ class HookRunner:
         assert reducer is not None  # the reducer is the caller
         bucket = bucket_of(reducer, self._parameters, number, number == self._count - 1)
         with torch.no_grad():
-            self._pending[number] = (bucket, self.run(bucket))
+            future = self.run(bucket)
+        if not callable(getattr(future, "wait", None)):
+            raise TypeError(
+                f"communication hook {name_of(self._hook)}: it has to return a "
+                f"torch.futures.Future of the bucket's values, not {type(future).__name__}"
+            )
+        self._pending[number] = (bucket, future)
 
     def wait(self, number: int) -> None:
         bucket, future = self._pending.pop(number)
         value = result_of(future)
         flat = bucket._flat
-        if value.data_ptr() != flat.data_ptr():
-            if value.numel() != flat.numel():
-                raise Error(
-                    f"communication hook {name_of(self._hook)}: the future holds {value.numel()} "
-                    f"numbers, bucket {number} has {flat.numel()}"
-                )
+        if value.numel() != flat.numel():
+            raise Error(
+                f"communication hook {name_of(self._hook)}: the future holds {value.numel()} "
+                f"numbers, bucket {number} has {flat.numel()}"
+            )
+        is_there = value.data_ptr() == flat.data_ptr() and value.is_contiguous()
+        if not (is_there and value.dtype == flat.dtype):
             with torch.no_grad():
                 flat.copy_(value.reshape(-1))
 
