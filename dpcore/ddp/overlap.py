@@ -95,6 +95,11 @@ def measure_overlap(model: Any, step: Callable[[], Any], steps: int = 20) -> Ove
     communication per step of 41.20 ms
     """
     model = _checked(model, steps)
+    if not callable(step):
+        raise TypeError(
+            f"measure_overlap(model, step): step is a function that does forward and backward, not "
+            f"a {type(step).__name__}"
+        )
     together = getattr(model, "steps_together", 1)
     with_it, cost, in_flight, exposed = [], [], [], []
     kinds = _of_a_block if isinstance(model, OfLocalUpdates) else _of_steps

@@ -47,6 +47,8 @@ def test_models_that_it_cannot_measure():
     def body(comm):
         with pytest.raises(TypeError, match=r"a dpcore\.DataParallel is needed, not a Linear"):
             dp.gradient_noise_scale(nn.Linear(2, 2))
+        with pytest.raises(TypeError, match=r"a dpcore\.DataParallel is needed, not a NoneType"):
+            dp.gradient_noise_scale(None)
         words = nn.Sequential(nn.Embedding(4, 2, sparse=True), nn.Linear(2, 2))
         for module, schedule, why in (
             (Mean(10), "oracle", "schedule='oracle' averages nothing"),

@@ -193,6 +193,7 @@ def test_mistakes(schedule, message):
         ([], r"schedule 'Odd': caps\(\) returns no size of buckets; return at least one, in bytes"),
         ([-5], r"schedule 'Odd': caps\(\) returns \[-5\]; see LaunchSchedule.caps"),
         (["25"], r"schedule 'Odd': caps\(\) returns \['25'\]; see LaunchSchedule.caps"),
+        (None, r"schedule 'Odd': caps\(\) returns None; see LaunchSchedule.caps"),
     ],
 )
 def test_caps_are_sizes(caps, message):

@@ -201,8 +201,10 @@ def test_overlap_refuses_what_has_none():
     def body(comm, schedule, message, step, steps=7):
         model = dpcore.DataParallel(nn.Linear(2, 2), comm=comm, schedule=schedule)
         x = torch.ones(1, 2)
-        steps_of = {"whole": lambda: model(x).sum().backward(), "forward": lambda: model(x)}
-        with pytest.raises((dpcore.Error, ValueError), match=message):
+        steps_of = {
+            "whole": lambda: model(x).sum().backward(), "forward": lambda: model(x), "none": None,
+        }  # fmt: skip
+        with pytest.raises((dpcore.Error, ValueError, TypeError), match=message):
             dpcore.measure_overlap(model, steps_of[step], steps)
 
     dpcore.spawn(body, 1, "bucketed", "one rank has nothing", "whole", mode="threads")
@@ -210,6 +212,7 @@ def test_overlap_refuses_what_has_none():
         dpcore.spawn(body, 2, "oracle", "'oracle' leaves out", "whole", mode="threads")
     dpcore.spawn(body, 2, "bucketed", "`step` must call the model", "forward", mode="threads")
     dpcore.spawn(body, 2, "bucketed", "steps=3 are too few", "whole", 3, mode="threads")
+    dpcore.spawn(body, 2, "bucketed", "step is a function.*not a NoneType", "none", mode="threads")
 
 
 def test_the_interval_holds_the_truth_and_runs_agree_within_it():

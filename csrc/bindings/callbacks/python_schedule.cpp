@@ -132,13 +132,15 @@ class PythonSchedule final : public LaunchSchedule {
   template <class T, class... Arguments>
   std::vector<T> list(const char* method, const Arguments&... arguments) const {
     const py::gil_scoped_acquire gil;
-    const py::list found(schedule_.attr(method)(arguments...));
+    const py::object given = schedule_.attr(method)(arguments...);
     try {
-      return found.cast<std::vector<T>>();
-    } catch (const py::cast_error&) {
-      throw Error("schedule '" + name_ + "': " + method + "() returns " +
-                  py::repr(found).cast<std::string>() + "; see LaunchSchedule." + method);
+      if (py::isinstance<py::iterable>(given)) {
+        return py::list(given).cast<std::vector<T>>();
+      }
+    } catch (const py::cast_error&) {  // of numbers that are none
     }
+    throw Error("schedule '" + name_ + "': " + method + "() returns " +
+                py::repr(given).cast<std::string>() + "; see LaunchSchedule." + method);
   }
 
   template <class... Arguments>

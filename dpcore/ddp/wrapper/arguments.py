@@ -254,7 +254,7 @@ def check_together(
 
 def refuse_virtual(model: Any, what: str) -> None:
     """Raises if the model has virtual ranks, whose gradients reach no bucket."""
-    if vars(model).get("_virtual") is not None:
+    if getattr(model, "__dict__", {}).get("_virtual") is not None:
         raise Unsupported(f"{what} does not work in this version for a model with virtual_ranks")
 
 

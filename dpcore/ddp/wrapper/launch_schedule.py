@@ -5,7 +5,9 @@ from __future__ import annotations
 import difflib
 import os
 import warnings
+from collections.abc import Iterable
 from types import FunctionType
+from typing import Any
 
 from dpcore.errors import Unsupported
 from dpcore.reference.launch_schedule import EVENTS, LaunchSchedule
@@ -25,8 +27,8 @@ def goes_across_steps(schedule: str | LaunchSchedule) -> bool:
 def keeps_caps(schedule: str | LaunchSchedule) -> bool:
     """Whether buckets get the requested sizes."""
     wanted = [1 << 20, 25 << 20]
-    caps = caps_of(schedule, wanted) if isinstance(schedule, str) else schedule.caps(wanted)
-    return list(caps) == wanted
+    caps: Any = caps_of(schedule, wanted) if isinstance(schedule, str) else schedule.caps(wanted)
+    return isinstance(caps, Iterable) and list(caps) == wanted
 
 
 def checked(schedule: str | LaunchSchedule) -> str | LaunchSchedule:
