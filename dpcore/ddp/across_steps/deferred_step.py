@@ -40,6 +40,13 @@ class StepsOfModel:
         """Finishes a recorded step."""
         self._reducer.flush()
 
+    def inner_has_loaded(self) -> None:
+        """The program has called ``load_state_dict()`` of the optimizer inside."""
+
+    def recorded_gradient(self, number: int) -> torch.Tensor | None:
+        """See ``Steps``."""
+        return None
+
     def is_in_use(self) -> bool:
         """See ``Steps``."""
         return self._face() is not None

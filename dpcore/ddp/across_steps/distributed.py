@@ -126,11 +126,6 @@ class DistributedOptimizer(Optimizer):
             )
         super().add_param_group(param_group)
 
-    def _inner_has_loaded(self) -> None:
-        """The program has called ``load_state_dict()`` of the optimizer inside."""
-        self._steps.inner_has_loaded()
-        self._share_state()
-
     def _share_state(self) -> None:
         self.param_groups, self.state = self.optimizer.param_groups, self.optimizer.state
 
@@ -150,7 +145,8 @@ def _watch(inner: Optimizer, face: weakref.ref[DistributedOptimizer]) -> None:
 
     def after_load(_: Optimizer) -> None:
         if (alive := face()) is not None:
-            alive._inner_has_loaded()
+            alive._steps.inner_has_loaded()
+            alive._share_state()
 
     with contextlib.suppress(AttributeError):  # it does without the constructor of torch's class
         inner.register_load_state_dict_pre_hook(before_load)

@@ -201,10 +201,6 @@ class PartSteps(StepsOfModel):
             torch._foreach_mul_(gradients, factor)
         return total
 
-    def recorded_gradient(self, number: int) -> torch.Tensor | None:
-        """See ``Steps``."""
-        return None
-
     def full_gradients(self) -> dict[int, torch.Tensor]:
         """See ``Steps``."""
         self._reducer.wait_for_gradients()
@@ -263,7 +259,7 @@ class PartSteps(StepsOfModel):
             self._to_load = state_dict
 
     def inner_has_loaded(self) -> None:
-        """See ``DistributedOptimizer``. Its state is of whole parameters."""
+        """See ``StepsOfModel``. Its state is of whole parameters."""
         self._to_load = None
         if self._pieces:
             self._load(self._optimizer.state_dict())

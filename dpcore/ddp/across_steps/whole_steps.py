@@ -106,9 +106,6 @@ class WholeSteps(StepsOfModel):
         parameters = [self._parameters[n] for n in sorted(self._group_of)]
         return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
 
-    def inner_has_loaded(self) -> None:
-        """See ``DistributedOptimizer``."""
-
     def recorded_gradient(self, number: int) -> torch.Tensor | None:
         """See ``Steps``."""
         return self._gradients.get(number)
