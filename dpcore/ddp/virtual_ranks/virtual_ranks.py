@@ -197,7 +197,7 @@ class VirtualRanks:
         for flat in self._flats:
             if flat.is_held(sum(one is not None and flat.has(one) for one in before)):
                 flat.take_new_memory()
-        self._note_places()
+                self._note_places()
 
     def _drop_gradients(self) -> None:
         for parameter in self._parameters:
